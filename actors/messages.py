@@ -1,0 +1,155 @@
+"""What crosses an actor boundary. Plain data: no torch, no Ray, no behaviour beyond naming a prefix.
+
+Everything is batched: one message carries all sequences of a pair of actors, so that the work per target pass is
+O(1) messages per pair (DESIGN.md, invariant 4). Token ids, positions and probabilities travel; a full-vocabulary row
+never does.
+
+A prefix is named by its *key*, a 64-bit rolling hash of its token ids. A draft token is therefore identified by
+content (the key of its parent and its own id), not by a round: what is stale simply has a key that nothing asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from actors.settings import SamplingSettings
+
+FinishReason = Literal["stop", "length", "error"]
+TokenOrigin = Literal["accepted", "correction", "bonus", "plain"]
+
+_MASK = (1 << 64) - 1
+EMPTY_PREFIX = 0x9E3779B97F4A7C15
+
+
+def extend_key(key: int, token: int) -> int:
+    """Key of the prefix `key` followed by `token` (one round of the splitmix64 finaliser, so order matters)."""
+    z = (key ^ (token + 1)) * 0xBF58476D1CE4E5B9 & _MASK
+    z = (z ^ (z >> 30)) * 0x94D049BB133111EB & _MASK
+    return z ^ (z >> 31)
+
+
+def prefix_key(tokens: Iterable[int], key: int = EMPTY_PREFIX) -> int:
+    """Key of a whole prefix, or of `tokens` past the prefix named `key`."""
+    for token in tokens:
+        key = extend_key(key, token)
+    return key
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Start, or resume, a sequence on a target or a draft replica.
+
+    `committed` is what an earlier replica already committed past the prompt; it is prefilled, never decided again.
+    `seed` is resolved: the ingress draws one where the client sent none.
+    """
+
+    sequence: str
+    prompt: tuple[int, ...]
+    sampling: SamplingSettings
+    seed: int
+    committed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """A draft's distribution at one node: the kept token ids and their probabilities, which sum to one.
+
+    It is the very q that the draft token was drawn from (renormalised *before* drafting). One id with probability
+    one is a deterministic draft.
+    """
+
+    tokens: tuple[int, ...]
+    probabilities: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """The draft's answer at one node of a sequence's outcome tree: what may follow the prefix `parent`.
+
+    position: absolute position (prompt included) that the children would take.
+    tokens: children, the sampled one first, then the alternatives, best first.
+    confidences: calibrated probability, per child, that the target commits it given that the parent is committed.
+    support: q at this node, for the probabilistic acceptance rules only.
+    """
+
+    parent: int
+    position: int
+    tokens: tuple[int, ...]
+    confidences: tuple[float, ...]
+    support: Support | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OfferBatch:
+    """Proposals of one draft step, for many sequences: draft -> orchestrator -> target.
+
+    `behind` names sequences that the draft cannot follow any more, with the position from which it needs the
+    committed tokens again (a commit was lost); the orchestrator answers with a `Commit`. `unknown` names sequences
+    that the draft does not hold (it was restarted); the orchestrator opens them again.
+    """
+
+    source: str
+    expansions: dict[str, list[Expansion]]
+    behind: dict[str, int] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
+    step_seconds: float = 0.0
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Committed tokens of one sequence from absolute `position` on: orchestrator -> draft."""
+
+    sequence: str
+    position: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alternatives:
+    """The target's own view of one committed token: its log-probability and the best alternatives."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one target pass decided for one sequence.
+
+    tokens: committed by this pass, from absolute `position` on; empty while a prompt is still being prefilled.
+    accepted: how many of them were draft tokens; the one after is a correction (accepted < proposed), a bonus
+        (accepted == proposed > 0) or plain (nothing was proposed). A stop inside the block cuts `tokens` short.
+    margins: distance between the two best scores at each token, when asked for (to detect near-ties).
+    """
+
+    sequence: str
+    position: int
+    tokens: tuple[int, ...]
+    proposed: int = 0
+    accepted: int = 0
+    finish: FinishReason | None = None
+    alternatives: tuple[Alternatives, ...] = ()
+    margins: tuple[float, ...] = ()
+    error: Exception | None = None
+
+    def origins(self) -> list[TokenOrigin]:
+        """Where each committed token came from, in order."""
+        last: TokenOrigin = "plain"
+        if self.proposed:
+            last = "bonus" if self.accepted == self.proposed else "correction"
+        return ["accepted" if i < self.accepted else last for i in range(len(self.tokens))]
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictBatch:
+    """Everything one target pass decided for one orchestrator, and what the pass cost (seconds)."""
+
+    source: str
+    number: int
+    verdicts: list[Verdict]
+    pass_seconds: float = 0.0
+    tokens_in_pass: int = 0
+    ended_at: float = 0.0

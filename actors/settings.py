@@ -1,0 +1,144 @@
+"""Settings of the parts in this folder, validated where they enter. Unknown keys are refused everywhere."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Rule = Literal["coupled", "rejection", "block", "typical"]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Token = Annotated[int, Field(ge=0)]
+
+
+class Settings(BaseModel):
+    """Immutable, and strict about keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SamplingSettings(Settings):
+    """How the target's logits become a token; the meaning of each field is OpenAI's or vLLM's.
+
+    Everything here is applied at each position of a block, with the history that position would have had.
+    """
+
+    temperature: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] = 1.0
+    top_k: Annotated[int, Field(ge=-1)] = 0
+    """0 and -1 keep every token."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
+    logit_bias: dict[Token, Annotated[float, Field(ge=-100, le=100)]] = {}
+    allowed_token_ids: tuple[Token, ...] | None = None
+    bad_words: tuple[tuple[Token, ...], ...] = ()
+    """Token sequences that never appear in the answer."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] = 256
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    stop_token_ids: tuple[Token, ...] = ()
+    ignore_eos: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """None: none. 0: of the chosen tokens. n: and of the n best alternatives."""
+    grammar: str | None = None
+    """A grammar in llguidance's serialised form (made from response_format)."""
+    prediction: tuple[Token, ...] = ()
+    """Text the client expects (OpenAI's Predicted Outputs), as token ids: a source for lookup drafts."""
+    speculation: bool = True
+    """False: plain decoding for this request."""
+    margins: bool = False
+    """Report the distance between the two best scores at each token (to detect near-ties)."""
+
+    @property
+    def greedy(self) -> bool:
+        """Temperatures this small leave no room for noise in float32; they mean the most likely token."""
+        return self.temperature < 1e-5
+
+    @model_validator(mode="after")
+    def _min_below_max(self) -> Self:
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})")
+        return self
+
+
+class LookaheadSettings(Settings):
+    """How many draft tokens of each sequence a pass verifies."""
+
+    mode: Literal["adaptive", "fixed", "scheduled"] = "adaptive"
+    maximum: Annotated[int, Field(ge=0, le=64)] = 8
+    """Upper bound in every mode, and the value itself in fixed mode. 0 turns speculation off."""
+    schedule: dict[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0)]] = {}
+    """Scheduled mode: batch size from which on -> lookahead."""
+    wait: Literal["adaptive", "never", "bounded"] = "adaptive"
+    max_wait_ms: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)] = 10.0
+    """A pass is never held longer than this for a draft that is due."""
+
+    @model_validator(mode="after")
+    def _schedule_fits(self) -> Self:
+        if (self.mode == "scheduled") != bool(self.schedule):
+            raise ValueError("lookahead.schedule is needed in scheduled mode, and only there")
+        return self
+
+
+class TreeSettings(Settings):
+    """The outcome tree that a draft grows per sequence."""
+
+    width: Annotated[int, Field(ge=1, le=256)] = 8
+    """Most nodes expanded in one draft step, over all sequences."""
+    branching: Annotated[int, Field(ge=1, le=32)] = 4
+    """Children kept per node: the sampled one and its alternatives. 1 is a chain."""
+    depth: Annotated[int, Field(ge=1, le=64)] = 16
+    """How far past the committed prefix the tree may reach."""
+    nodes: Annotated[int, Field(ge=1, le=4096)] = 128
+    """Most nodes held per sequence."""
+    min_reach: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    """Nodes less likely to be needed than this are not expanded."""
+
+
+class TargetSettings(Settings):
+    """One target replica's engine, whatever its kind."""
+
+    slots: Annotated[int, Field(ge=1, le=4096)] = 16
+    """Sequences running at once; each owns one preallocated KV slot."""
+    context: Annotated[int, Field(ge=8)] = 2048
+    """Positions per slot: prompt and answer together."""
+    prefill_chunk: Annotated[int, Field(ge=1)] = 256
+    """Most prompt tokens in one pass, over all sequences, so that a long prompt does not stop the others."""
+    queue: Annotated[int, Field(ge=0)] = 256
+    """Sequences that may wait for a slot; one more is refused."""
+    lookahead: LookaheadSettings = LookaheadSettings()
+    rule: Rule = "coupled"
+
+
+class DraftSettings(Settings):
+    """One draft replica's engine, whatever its kind."""
+
+    slots: Annotated[int, Field(ge=1, le=4096)] = 32
+    context: Annotated[int, Field(ge=8)] = 2048
+    prefill_chunk: Annotated[int, Field(ge=1)] = 256
+    tree: TreeSettings = TreeSettings()
+    rule: Rule = "coupled"
+    support: Annotated[int, Field(ge=1, le=256)] = 32
+    """Ids of q sent with each draft token under the probabilistic rules."""
+
+
+class OrchestratorSettings(Settings):
+    """The orchestrator's patience."""
+
+    request_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
+    """A request that takes longer ends with an error."""
+    discovery_period_s: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = 1.0
+    """How often the tiers are asked for their replicas."""
+    stall_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5.0
+    """A target with work that sends no verdict for this long is taken for dead."""
+
+    @field_validator("*")
+    @classmethod
+    def _positive(cls, value: Any) -> Any:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError("must be finite")
+        return value

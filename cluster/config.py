@@ -1,0 +1,185 @@
+"""One model of a whole deployment, read from YAML or built in Python.
+
+Everything a deployment can say is here, composed of the parts' own settings; unknown keys and combinations that
+cannot work are refused when the configuration is read, with a message that says what to change.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from actors.errors import ConfigError
+from actors.settings import (
+    DraftSettings,
+    OrchestratorSettings,
+    Rule,
+    Settings,
+    TargetSettings,
+)
+
+Dtype = Literal["float32", "float64", "bfloat16", "float16"]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Autoscaling(Settings):
+    """Bounds and pace of one tier's replicas."""
+
+    min_replicas: Annotated[int, Field(ge=0)] = 1
+    max_replicas: Annotated[int, Field(ge=1)] = 4
+    upscale_delay_s: Seconds = 10.0
+    downscale_delay_s: Seconds = 120.0
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas ({self.min_replicas}) is above max_replicas ({self.max_replicas})")
+        return self
+
+
+class Resources(Settings):
+    """What one replica of a tier takes from a node (one rank of it, when tensor parallel)."""
+
+    num_cpus: Annotated[float, Field(ge=0)] = 1.0
+    num_gpus: Annotated[float, Field(ge=0)] = 0.0
+    memory_gib: Annotated[float, Field(ge=0)] = 0.0
+    accelerator_type: str | None = None
+    labels: dict[str, str] = {}
+    """Ray node labels that the node must carry."""
+    threads: Annotated[int, Field(ge=1)] | None = None
+    """Torch threads; None leaves torch's own choice."""
+    cores: tuple[int, ...] | None = None
+    """Pin the model thread's process to these cores (CPU engines on one machine)."""
+
+
+class Tier(Settings):
+    """What both tiers share."""
+
+    resources: Resources = Resources()
+    replicas: Annotated[int, Field(ge=0)] = 1
+    autoscaling: Autoscaling | None = None
+    """Replaces `replicas` when given."""
+
+
+class TargetTier(Tier):
+    """The model whose words are served."""
+
+    engine: Literal["transformers", "vllm", "emulated"] = "transformers"
+    model: str = "demo:smollm2-135m"
+    """A local path, a hub id, `demo:...`, or `emulated:...`."""
+    dtype: Dtype = "float32"
+    tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
+    engine_kwargs: dict[str, Any] = {}
+    """Passed to the engine as they are (vLLM's names for vLLM)."""
+    settings: TargetSettings = TargetSettings()
+
+
+class DraftTier(Tier):
+    """The model, or method, that guesses."""
+
+    kind: Literal["model", "prompt_lookup", "early_exit", "emulated", "none"] = "model"
+    model: str = "demo:draft"
+    dtype: Dtype = "float32"
+    layers: Annotated[int, Field(ge=1)] | None = None
+    """early_exit: how many of the target's first layers."""
+    engine_kwargs: dict[str, Any] = {}
+    settings: DraftSettings = DraftSettings()
+
+
+class Ingress(Settings):
+    """The HTTP front."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    route_prefix: str = "/"
+    replicas: Annotated[int, Field(ge=1)] = 1
+
+
+class Orchestrators(Settings):
+    """The orchestrator deployment."""
+
+    replicas: Annotated[int, Field(ge=1)] = 1
+    settings: OrchestratorSettings = OrchestratorSettings()
+
+
+class DeploymentConfig(Settings):
+    """A whole deployment."""
+
+    name: str = "outrider"
+    """Application name in Ray Serve, and prefix of the actors' names."""
+    model_id: str = "smollm2-135m-instruct"
+    """What clients call the model."""
+    rule: Rule = "coupled"
+    target: TargetTier = TargetTier()
+    draft: DraftTier = DraftTier()
+    orchestrator: Orchestrators = Orchestrators()
+    ingress: Ingress = Ingress()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        target, draft = self.target, self.draft
+        if (target.engine == "emulated") != target.model.startswith("emulated:"):
+            raise ValueError(
+                "target.engine 'emulated' goes with target.model 'emulated:PRESET', and neither without the other"
+            )
+        if draft.kind == "emulated" and target.engine != "emulated":
+            raise ValueError(
+                "draft.kind 'emulated' needs target.engine 'emulated': its tokens mean nothing to a real model"
+            )
+        if target.engine == "emulated" and draft.kind not in ("emulated", "none"):
+            raise ValueError(f"draft.kind '{draft.kind}' cannot follow an emulated target; use 'emulated' or 'none'")
+        if (draft.kind == "early_exit") != (draft.layers is not None):
+            raise ValueError("draft.layers is needed for draft.kind 'early_exit', and only there")
+        if target.engine == "transformers" and target.tensor_parallel_size > 1 and target.resources.num_gpus > 1:
+            raise ValueError("target.resources is per rank: with tensor_parallel_size > 1 set num_gpus to at most 1")
+        if draft.kind != "none" and draft.settings.context < target.settings.context:
+            raise ValueError(
+                f"draft.settings.context ({draft.settings.context}) is below target.settings.context "
+                f"({target.settings.context}): the draft could not follow long sequences"
+            )
+        if self.rule in ("rejection", "block") and target.engine == "emulated":
+            raise ValueError(f"rule '{self.rule}' needs a real model; an emulated target decides by 'coupled'")
+        return self
+
+    def resolved_target(self) -> TargetSettings:
+        """The target's settings with the deployment's rule."""
+        return self.target.settings.model_copy(update={"rule": self.rule})
+
+    def resolved_draft(self) -> DraftSettings:
+        """The draft's settings with the deployment's rule."""
+        return self.draft.settings.model_copy(update={"rule": self.rule})
+
+
+def load_config(source: str | Path | dict[str, Any]) -> DeploymentConfig:
+    """Read a configuration from a YAML file, or from a mapping (Ray Serve's `args`).
+
+    Raises ConfigError with one line per problem, each naming the key.
+    """
+    if isinstance(source, dict):
+        return _validated(source, "the configuration")
+    path = Path(source)
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path} holds no mapping of settings")
+    if "applications" in raw:  # the same file that `serve deploy` takes
+        applications = raw["applications"]
+        if not isinstance(applications, list) or len(applications) != 1 or not isinstance(applications[0], dict):
+            raise ConfigError(f"{path}: `applications` must list exactly one application")
+        raw = applications[0].get("args") or {}
+    return _validated(raw, str(path))
+
+
+def _validated(raw: dict[str, Any], name: str) -> DeploymentConfig:
+    try:
+        return DeploymentConfig.model_validate(raw)
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, e['loc'])) or 'configuration'}: {e['msg']}" for e in error.errors()]
+        raise ConfigError(f"{name}: " + "; ".join(problems)) from error
