@@ -153,3 +153,59 @@ class VerdictBatch:
     pass_seconds: float = 0.0
     tokens_in_pass: int = 0
     ended_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One choice to generate. Exactly one of `text`, `tokens` and `messages` is the prompt.
+
+    id: names the sequence everywhere, also when another replica takes over: never reused.
+    committed: tokens that an earlier orchestrator already delivered; generation goes on after them.
+    """
+
+    id: str
+    sampling: SamplingSettings
+    text: str | None = None
+    tokens: tuple[int, ...] | None = None
+    messages: tuple[dict[str, object], ...] | None = None
+    tools: tuple[dict[str, object], ...] | None = None
+    committed: tuple[int, ...] = ()
+    timeout_s: float | None = None
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a finished request took. `passes` counts the target passes that committed something."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    proposed_tokens: int = 0
+    accepted_tokens: int = 0
+    passes: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A step of an answer: orchestrator -> ingress. Several committed tokens, with their text.
+
+    texts: per token, the text it completed (empty while a character is split over tokens); they join to the answer.
+    usage: in the last delta only, together with `finish`.
+    stop: the stop string or token id that ended the answer, if one did.
+    """
+
+    tokens: tuple[int, ...] = ()
+    texts: tuple[str, ...] = ()
+    origins: tuple[TokenOrigin, ...] = ()
+    alternatives: tuple[Alternatives, ...] = ()
+    margins: tuple[float, ...] = ()
+    finish: FinishReason | None = None
+    stop: str | int | None = None
+    usage: Usage | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of this step."""
+        return "".join(self.texts)
