@@ -87,13 +87,15 @@ class OfferBatch:
 
     `behind` names sequences that the draft cannot follow any more, with the position from which it needs the
     committed tokens again (a commit was lost); the orchestrator answers with a `Commit`. `unknown` names sequences
-    that the draft does not hold (it was restarted); the orchestrator opens them again.
+    that the draft does not hold (it was restarted); the orchestrator opens them again. `refused` names those that it
+    has no room for; the orchestrator looks for another draft.
     """
 
     source: str
     expansions: dict[str, list[Expansion]]
     behind: dict[str, int] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
     step_seconds: float = 0.0
     rows: int = 0
 
@@ -105,6 +107,13 @@ class Commit:
     sequence: str
     position: int
     tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Forget these sequences and give back what they hold; ids that are not known are ignored."""
+
+    sequences: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +162,21 @@ class VerdictBatch:
     pass_seconds: float = 0.0
     tokens_in_pass: int = 0
     ended_at: float = 0.0
+
+
+TargetMessage = Opening | OfferBatch | Cancel
+"""What an orchestrator sends to a target, in the order in which it is to be taken."""
+
+DraftMessage = Opening | Commit | Cancel
+"""What an orchestrator sends to a draft, in the order in which it is to be taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """A replica's answer to a keepalive: does it hold work, and how many passes or steps has it done."""
+
+    busy: bool
+    progress: int
 
 
 @dataclass(frozen=True, slots=True)

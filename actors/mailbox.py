@@ -1,0 +1,128 @@
+"""The mailbox: draft proposals waiting in the target's process until a pass asks for them.
+
+It knows nothing of rounds. An expansion is filed under its position and the key of the prefix that it continues, so
+what agrees with the committed tokens is found, and what does not is never asked for and falls out when its position
+has passed. Late, repeated, reordered and stale offers need no handling of their own.
+
+Both traps of the probabilistic rules (DESIGN.md, "Acceptance rules") are closed here: `path` follows the sampled
+child of each node, and where it ends depends on which prefixes were expanded, never on the token at the cut.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from actors.engines.protocol import Proposal
+from actors.messages import EMPTY_PREFIX, Expansion, OfferBatch, extend_key, prefix_key
+
+
+class _Shelf:
+    """One sequence's expansions: position -> key of the prefix before it -> expansion."""
+
+    __slots__ = ("key", "levels", "position", "size")
+
+    def __init__(self, key: int, position: int) -> None:
+        self.key = key
+        self.position = position
+        self.levels: dict[int, dict[int, Expansion]] = {}
+        self.size = 0
+
+
+class Mailbox:
+    """Thread-safe: offers come in on the event loop, paths are taken on the model thread.
+
+    vocabulary: ids at or above it are refused, so that a broken draft cannot crash the target.
+    capacity: expansions kept per sequence; the deepest, least likely to be asked for, give way.
+    """
+
+    def __init__(self, vocabulary: int, capacity: int = 1024) -> None:
+        self._vocabulary = vocabulary
+        self._capacity = capacity
+        self._shelves: dict[str, _Shelf] = {}
+        self._lock = threading.Lock()
+
+    def open(self, sequence: str, tokens: Sequence[int]) -> None:
+        """Start taking offers for `sequence`, whose prompt and committed tokens are `tokens`."""
+        with self._lock:
+            self._shelves[sequence] = _Shelf(prefix_key(tokens, EMPTY_PREFIX), len(tokens))
+
+    def offer(self, batch: OfferBatch) -> list[str]:
+        """File the batch. Returns the sequences for which something useful came."""
+        touched = []
+        with self._lock:
+            for sequence, expansions in batch.expansions.items():
+                shelf = self._shelves.get(sequence)
+                if shelf is not None and self._file(shelf, expansions):
+                    touched.append(sequence)
+        return touched
+
+    def _file(self, shelf: _Shelf, expansions: list[Expansion]) -> bool:
+        useful = False
+        for expansion in expansions:
+            if expansion.position < shelf.position or not self._well_formed(expansion):
+                continue
+            level = shelf.levels.setdefault(expansion.position, {})
+            if expansion.parent in level:
+                # The first stays: under the probabilistic rules, choosing between two draws would bias the output.
+                continue
+            level[expansion.parent] = expansion
+            shelf.size += 1
+            useful = True
+        while shelf.size > self._capacity:
+            shelf.size -= len(shelf.levels.pop(max(shelf.levels)))
+        return useful
+
+    def _well_formed(self, expansion: Expansion) -> bool:
+        tokens = expansion.tokens
+        return (
+            bool(tokens)
+            and len(tokens) == len(expansion.confidences)
+            and all(0 <= token < self._vocabulary for token in tokens)
+        )
+
+    def path(self, sequence: str, limit: int) -> Proposal:
+        """The sampled path past what is committed now, at most `limit` tokens; empty if there is none."""
+        with self._lock:
+            shelf = self._shelves.get(sequence)
+            if shelf is None:
+                return Proposal()
+            tokens: list[int] = []
+            confidences: list[float] = []
+            supports = []
+            key, position = shelf.key, shelf.position
+            while len(tokens) < limit:
+                expansion = shelf.levels.get(position, {}).get(key)
+                if expansion is None:
+                    break
+                token = expansion.tokens[0]
+                tokens.append(token)
+                confidences.append(expansion.confidences[0])
+                if expansion.support is not None:
+                    supports.append(expansion.support)
+                key = extend_key(key, token)
+                position += 1
+        # Under a probabilistic rule q must be there for every token or for none (then all are one-hot).
+        kept = tuple(supports) if len(supports) == len(tokens) else ()
+        return Proposal(tuple(tokens), tuple(confidences), kept)
+
+    def commit(self, sequence: str, tokens: Sequence[int]) -> None:
+        """Move the committed prefix on; expansions before it are dropped."""
+        with self._lock:
+            shelf = self._shelves.get(sequence)
+            if shelf is None:
+                return
+            shelf.key = prefix_key(tokens, shelf.key)
+            for _ in tokens:
+                shelf.size -= len(shelf.levels.pop(shelf.position, ()))
+                shelf.position += 1
+
+    def close(self, sequence: str) -> None:
+        """Forget the sequence; unknown ones are ignored."""
+        with self._lock:
+            self._shelves.pop(sequence, None)
+
+    def __len__(self) -> int:
+        """Expansions held, over all sequences."""
+        with self._lock:
+            return sum(shelf.size for shelf in self._shelves.values())
