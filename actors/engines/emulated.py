@@ -1,0 +1,268 @@
+"""Emulated engines: real time, exact tokens, no arithmetic.
+
+They stand in for hardware that is not there, through the real actors and links. Beyond taking time and naming
+tokens, they hold their caller to the engine protocol as a KV cache would: running tokens past what is cached, or
+expanding a node whose parent was never run, is an EngineError rather than a silent wrong answer.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from actors.algorithms.types import Outcome
+from actors.engines.emulated_language import draw_key, ranked_tokens, token_at, uniform
+from actors.engines.emulated_presets import DraftSpec, TargetSpec
+from actors.engines.emulated_time import Faults, Pacer
+from actors.engines.protocol import Expand, ModelCard, Ranked, Row
+from actors.errors import EngineError, InvalidSettingError, OverloadedError
+from actors.messages import Alternatives, Opening, extend_key, prefix_key
+from actors.settings import DraftSettings, TargetSettings
+
+_LOGPROB = 0x6A09E667F3BCC908
+
+
+@dataclass
+class _Slot:
+    """A target's slot: `committed` includes the prompt, `key` names it, `cached` positions were run."""
+
+    opening: Opening
+    committed: list[int]
+    key: int
+    cached: int = 0
+
+
+class EmulatedTarget:
+    """A target whose token is a hash of the prefix, and of the seed when sampling.
+
+    spec: times, language and planned faults. clock and sleep must agree; they are replaced in tests only.
+    Temperature, top_k, top_p, min_p and penalties shape a distribution that does not exist here: any value is taken,
+    and only the seed makes a difference. Settings whose effect would be seen to be missing are refused.
+    """
+
+    def __init__(
+        self,
+        spec: TargetSpec,
+        settings: TargetSettings | None = None,
+        name: str = "emulated",
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.spec = spec
+        self.settings = settings or TargetSettings()
+        self.faults = Faults(spec.faults)
+        self.passes = 0
+        self._name = name
+        self._clock = clock
+        self._pacer = Pacer(clock, sleep)
+        self._slots: dict[int, _Slot] = {}
+
+    def card(self) -> ModelCard:
+        language = self.spec.language
+        return ModelCard(
+            name=self._name,
+            vocabulary=language.vocabulary,
+            context=self.settings.context,
+            slots=self.settings.slots,
+            eos=language.eos,
+            fingerprint=language.fingerprint,
+        )
+
+    def attach(self, slot: int, opening: Opening) -> None:
+        """Take `opening` into `slot`. Raises InvalidSettingError for settings that only a real model can honour."""
+        sampling = opening.sampling
+        for name in ("grammar", "allowed_token_ids", "bad_words", "logit_bias"):
+            if getattr(sampling, name):
+                raise InvalidSettingError(f"an emulated model cannot honour {name}", name)
+        committed = [*opening.prompt, *opening.committed]
+        self._slots[slot] = _Slot(opening, committed, prefix_key(committed))
+
+    def forward(self, rows: Sequence[Row]) -> list[Outcome | None]:
+        """Take the time of one pass. Raises EngineError for rows that a KV cache could not serve, and on faults."""
+        started = self._clock()
+        factor = self.faults.begin_pass()
+        self.passes += 1
+        outcomes = [self._run(row) for row in rows]
+        decided = sum(1 + len(row.proposal.tokens) for row in rows if row.decide)
+        prompt = sum(len(row.tokens) for row in rows) - decided
+        spec = self.spec
+        milliseconds = spec.pass_ms + spec.token_ms * decided + spec.prompt_token_ms * prompt
+        self._pacer.finish(started, factor * milliseconds / 1e3)
+        return outcomes
+
+    def _run(self, row: Row) -> Outcome | None:
+        slot = self._slots.get(row.slot)
+        if slot is None:
+            raise EngineError(f"slot {row.slot} holds no sequence")
+        drafts = row.proposal.tokens
+        end = row.start + len(row.tokens) - len(drafts)
+        if row.start > slot.cached:
+            raise EngineError(f"slot {row.slot}: positions {slot.cached} to {row.start} were never run")
+        if end > len(slot.committed) or list(row.tokens) != [*slot.committed[row.start : end], *drafts]:
+            raise EngineError(f"slot {row.slot}: the row from {row.start} is not the committed prefix and its drafts")
+        if not row.decide:
+            if drafts:
+                raise EngineError(f"slot {row.slot}: drafts cannot follow an unfinished prompt")
+            slot.cached = end
+            return None
+        if end != len(slot.committed):
+            raise EngineError(f"slot {row.slot}: asked to decide at {end}, {len(slot.committed)} are committed")
+        return self._decide(slot, drafts)
+
+    def _decide(self, slot: _Slot, drafts: Sequence[int]) -> Outcome:
+        opening, key, position = slot.opening, slot.key, len(slot.committed)
+        sampling = opening.sampling
+        tokens: list[int] = []
+        views: list[Alternatives] = []
+        accepted = 0
+        while True:
+            token = token_at(key, position + len(tokens), opening, self.spec.language)
+            tokens.append(token)
+            if sampling.logprobs is not None:
+                views.append(self._view(key, token, sampling.logprobs))
+            if accepted == len(drafts) or token != drafts[accepted]:
+                break
+            accepted += 1
+            key = extend_key(key, token)
+        slot.cached = position + accepted
+        margins = (1.0,) * len(tokens) if sampling.margins else ()
+        return Outcome(tuple(tokens), accepted, tuple(views), margins)
+
+    def _view(self, key: int, token: int, count: int) -> Alternatives:
+        """Log-probabilities that add up and depend on the prefix alone; made up, as everything here is."""
+        chance = 0.5 + 0.49 * uniform(key, _LOGPROB)
+        ordinary = self.spec.language.vocabulary - 1
+        others = [
+            ((token + 1 + i) % ordinary, math.log((1 - chance) * 0.5 ** (i + 1))) for i in range(max(count - 1, 0))
+        ]
+        best = (token, math.log(chance))
+        return Alternatives(best[1], (best, *others) if count else ())
+
+    def record(self, slot: int, tokens: Sequence[int]) -> None:
+        held = self._slots[slot]
+        held.committed.extend(tokens)
+        held.key = prefix_key(tokens, held.key)
+        held.cached = min(held.cached, len(held.committed))
+
+    def detach(self, slot: int) -> None:
+        self._slots.pop(slot, None)
+
+
+@dataclass
+class _Session:
+    """A draft's sequence. `cached` counts the positions of the committed prefix that were run without a gap.
+
+    run: keys of the tree nodes that were expanded, by position, so that what is passed is forgotten at once.
+    """
+
+    opening: Opening
+    length: int
+    key: int
+    cached: int = 0
+    run: dict[int, set[int]] = field(default_factory=dict)
+
+    def holds(self, position: int, key: int) -> bool:
+        return key in self.run.get(position, ())
+
+
+class EmulatedDraft:
+    """A draft that ranks the target's token where its specification says. Answers `tree.branching` children."""
+
+    def __init__(
+        self,
+        spec: DraftSpec,
+        settings: DraftSettings | None = None,
+        name: str = "emulated",
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.spec = spec
+        self.settings = settings or DraftSettings()
+        self.faults = Faults(spec.faults)
+        self.steps = 0
+        self._name = name
+        self._clock = clock
+        self._pacer = Pacer(clock, sleep)
+        self._sessions: dict[str, _Session] = {}
+
+    def card(self) -> ModelCard:
+        language = self.spec.language
+        return ModelCard(
+            name=self._name,
+            vocabulary=language.vocabulary,
+            context=self.settings.context,
+            slots=self.settings.slots,
+            eos=language.eos,
+            fingerprint=language.fingerprint,
+        )
+
+    def open(self, opening: Opening) -> None:
+        """Take a sequence, afresh if it is held already. Raises OverloadedError when no slot is free."""
+        if opening.sequence not in self._sessions and len(self._sessions) >= self.settings.slots:
+            raise OverloadedError(f"all {self.settings.slots} draft slots are taken")
+        tokens = (*opening.prompt, *opening.committed)
+        self._sessions[opening.sequence] = _Session(opening, len(tokens), prefix_key(tokens))
+
+    def expand(self, requests: Sequence[Expand]) -> list[Ranked]:
+        """One draft step. Raises EngineError for nodes that were not reached step by step, and on faults."""
+        started = self._clock()
+        factor = self.faults.begin_pass()
+        self.steps += 1
+        budget = self.settings.prefill_chunk
+        answers: list[Ranked] = []
+        prefilled = 0
+        for request in requests:
+            session = self._sessions.get(request.sequence)
+            if session is None:
+                raise EngineError(f"no session for sequence {request.sequence}")
+            if not request.path:
+                missing = max(session.length - session.cached - 1, 0)
+                now = min(missing, budget)
+                budget -= now
+                prefilled += now
+                if now < missing:
+                    session.cached += now
+                    continue
+                session.cached = session.length
+            answers.append(self._rank(session, request))
+        spec = self.spec
+        milliseconds = spec.step_ms + spec.row_ms * len(answers) + spec.prompt_token_ms * prefilled
+        self._pacer.finish(started, factor * milliseconds / 1e3)
+        return answers
+
+    def _rank(self, session: _Session, request: Expand) -> Ranked:
+        key, position = session.key, session.length
+        for depth, token in enumerate(request.path):
+            if session.cached < session.length or (depth and not session.holds(position, key)):
+                raise EngineError(f"sequence {request.sequence}: a node before {request.path} was never expanded")
+            key = extend_key(key, token)
+            position += 1
+        if request.path:
+            session.run.setdefault(position, set()).add(key)
+        opening, language = session.opening, self.spec.language
+        truth = token_at(key, position, opening, language)
+        draws = draw_key(key, None if opening.sampling.greedy else opening.seed, language)
+        tokens, confidences = ranked_tokens(draws, truth, language, self.spec.agreement, self.settings.tree.branching)
+        return Ranked(request.sequence, request.path, tokens, confidences)
+
+    def advance(self, sequence: str, tokens: Sequence[int]) -> None:
+        """Move the committed prefix on. Raises EngineError for a sequence that is not held."""
+        session = self._sessions.get(sequence)
+        if session is None:
+            raise EngineError(f"no session for sequence {sequence}")
+        for token in tokens:
+            whole = session.cached == session.length
+            session.key = extend_key(session.key, token)
+            session.length += 1
+            if whole and session.holds(session.length, session.key):
+                session.cached = session.length
+            session.run.pop(session.length, None)
+
+    def close(self, sequence: str) -> None:
+        self._sessions.pop(sequence, None)
+
+    def __len__(self) -> int:
+        """Tree nodes held, over all sessions."""
+        return sum(len(keys) for session in self._sessions.values() for keys in session.run.values())
