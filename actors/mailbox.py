@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 
 from actors.engines.protocol import Proposal
-from actors.messages import EMPTY_PREFIX, Expansion, OfferBatch, extend_key, prefix_key
+from actors.messages import EMPTY_PREFIX, Expansion, OfferBatch, Support, extend_key, prefix_key
 
 
 class _Shelf:
@@ -89,7 +89,7 @@ class Mailbox:
                 return Proposal()
             tokens: list[int] = []
             confidences: list[float] = []
-            supports = []
+            supports: list[Support | None] = []
             key, position = shelf.key, shelf.position
             while len(tokens) < limit:
                 expansion = shelf.levels.get(position, {}).get(key)
@@ -98,13 +98,14 @@ class Mailbox:
                 token = expansion.tokens[0]
                 tokens.append(token)
                 confidences.append(expansion.confidences[0])
-                if expansion.support is not None:
-                    supports.append(expansion.support)
+                supports.append(expansion.support)
                 key = extend_key(key, token)
                 position += 1
-        # Under a probabilistic rule q must be there for every token or for none (then all are one-hot).
-        kept = tuple(supports) if len(supports) == len(tokens) else ()
-        return Proposal(tuple(tokens), tuple(confidences), kept)
+        # A draft token that came without q was chosen deterministically: its q is one-hot.
+        kept = (
+            [q or Support((token,), (1.0,)) for q, token in zip(supports, tokens, strict=True)] if any(supports) else []
+        )
+        return Proposal(tuple(tokens), tuple(confidences), tuple(kept))
 
     def commit(self, sequence: str, tokens: Sequence[int]) -> None:
         """Move the committed prefix on; expansions before it are dropped."""

@@ -1,0 +1,100 @@
+"""Admission: turns a request into a sequence, or says in one sentence why it cannot be served."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from actors.errors import InvalidSettingError, PromptError, PromptTooLongError
+from actors.messages import GenerationRequest, Opening
+from actors.session import Session
+from actors.settings import SamplingSettings
+from actors.text import TextStream
+
+_LONG_TEXT = 20_000
+"""Characters from which tokenising is moved off the event loop, so that a huge prompt does not stop the others."""
+
+
+class Codec(Protocol):
+    """What is needed of actors.text.TextCodec."""
+
+    def encode(self, text: str, limit: int | None = None, special: bool = True) -> tuple[int, ...]: ...
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None = None,
+        limit: int | None = None,
+    ) -> tuple[int, ...]: ...
+
+    def stream(self, prompt: Sequence[int], stop: Sequence[str] = (), min_tokens: int = 0) -> TextStream: ...
+
+
+class Admission:
+    """Checks requests against the model: `vocabulary` ids, `context` positions for prompt and answer."""
+
+    def __init__(self, codec: Codec, vocabulary: int, context: int) -> None:
+        self._codec = codec
+        self._vocabulary = vocabulary
+        self._context = context
+
+    async def admit(self, request: GenerationRequest) -> Session:
+        """A session for the request. max_tokens beyond the context is clamped; a prompt beyond it is refused.
+
+        Raises PromptError or InvalidSettingError.
+        """
+        prompt = await self._prompt(request)
+        if not prompt:
+            raise PromptError("the prompt is empty: send at least one token", "prompt")
+        room = self._context - len(prompt)
+        if room < 1:
+            raise PromptTooLongError(
+                f"the prompt has {len(prompt)} tokens; this model's context is {self._context}, prompt and answer "
+                "together: shorten the prompt",
+                "prompt" if request.messages is None else "messages",
+            )
+        self._check_ids(prompt, "prompt")
+        sampling = self._settle(request.sampling, room)
+        seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
+        opening = Opening(request.id, prompt, sampling, seed, request.committed)
+        text = self._codec.stream(prompt, sampling.stop, sampling.min_tokens)
+        text.push(request.committed)
+        return Session(request, opening, [*prompt, *request.committed], text)
+
+    async def _prompt(self, request: GenerationRequest) -> tuple[int, ...]:
+        given = [p for p in (request.text, request.tokens, request.messages) if p is not None]
+        if len(given) != 1:
+            raise PromptError("send exactly one of a text, token ids and messages", "prompt")
+        if request.tokens is not None:
+            return request.tokens
+        if request.messages is not None:
+            size = sum(len(str(message.get("content", ""))) for message in request.messages)
+            arguments = (request.messages, request.tools, self._context)
+            if size > _LONG_TEXT:
+                return await asyncio.to_thread(self._codec.encode_chat, *arguments)
+            return self._codec.encode_chat(*arguments)
+        assert request.text is not None  # the only one left
+        if len(request.text) > _LONG_TEXT:
+            return await asyncio.to_thread(self._codec.encode, request.text, self._context)
+        return self._codec.encode(request.text, self._context)
+
+    def _settle(self, sampling: SamplingSettings, room: int) -> SamplingSettings:
+        self._check_ids(sampling.logit_bias, "logit_bias")
+        self._check_ids(sampling.stop_token_ids, "stop_token_ids")
+        self._check_ids(sampling.allowed_token_ids or (), "allowed_token_ids")
+        self._check_ids([token for word in sampling.bad_words for token in word], "bad_words")
+        self._check_ids(sampling.prediction, "prediction")
+        if sampling.allowed_token_ids == ():
+            raise InvalidSettingError("allowed_token_ids is empty: nothing could be said", "allowed_token_ids")
+        if sampling.max_tokens <= room:
+            return sampling
+        return sampling.model_copy(update={"max_tokens": room, "min_tokens": min(sampling.min_tokens, room)})
+
+    def _check_ids(self, tokens: Sequence[int] | Mapping[int, float], param: str) -> None:
+        for token in tokens:
+            if not 0 <= token < self._vocabulary:
+                message = f"{param} holds the token id {token}; this model's ids are 0 to {self._vocabulary - 1}"
+                kind = PromptError if param == "prompt" else InvalidSettingError
+                raise kind(message, param)

@@ -1,0 +1,116 @@
+"""An orchestrator's end of one link: mail out, results in, life signs, and the news when the other end is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from actors.engines.protocol import ModelCard
+from actors.errors import EngineError
+from actors.links import Outbox, Peer
+from actors.messages import Pulse
+
+Mail = TypeVar("Mail")
+Result = TypeVar("Result")
+
+PULSE_PERIOD_S = 1.0
+
+
+class Connection(Generic[Mail, Result]):
+    """One replica as this orchestrator sees it.
+
+    `link` names the pair and is new for every connection, so that nothing meant for an earlier one is ever taken.
+    on_lost is called once, with the reason; a connection that is lost is never used again.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        link: str,
+        peer: Peer,
+        stall_timeout_s: float,
+        clock: Callable[[], float],
+        on_results: Callable[[Connection[Mail, Result], list[Result]], None],
+        on_lost: Callable[[Connection[Mail, Result], BaseException], None],
+    ) -> None:
+        self.name = name
+        self.link = link
+        self.load: set[str] = set()
+        """Sequences that this orchestrator has put there."""
+        self._peer = peer
+        self._stall = stall_timeout_s
+        self._clock = clock
+        self._on_results = on_results
+        self._on_lost = on_lost
+        self._card: ModelCard | None = None
+        self._lost = False
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._outbox: Outbox[Mail] | None = None
+
+    @property
+    def card(self) -> ModelCard:
+        """The replica's model; known once `start` has returned."""
+        if self._card is None:
+            raise EngineError(f"{self.name} has not started")
+        return self._card
+
+    async def start(self) -> None:
+        """Wait until the replica has its model, then open the link. Raises what building the model raised."""
+        self._card = await self._peer.call("card")
+        self._outbox = Outbox(self._send, self._lose)
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
+
+    def post(self, item: Mail) -> None:
+        """Send something; it is coalesced with what else is on its way."""
+        if self._outbox is not None and not self._lost:
+            self._outbox.post(item)
+
+    @property
+    def messages(self) -> int:
+        """Calls made so far."""
+        return self._outbox.messages if self._outbox is not None else 0
+
+    async def close(self) -> None:
+        """End the link."""
+        self._lost = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._outbox is not None:
+            await self._outbox.close()
+
+    async def _send(self, items: list[Mail]) -> None:
+        await asyncio.wait_for(self._peer.call("deliver", self.link, items), self._stall)
+
+    async def _read(self) -> None:
+        try:
+            async for items in self._peer.stream("results", self.link):
+                self._on_results(self, items)
+        except Exception as error:
+            self._lose(error)
+        else:
+            self._lose(EngineError(f"{self.name} ended its stream"))
+
+    async def _watch(self) -> None:
+        """Tell a replica that stands still from one that has nothing to do."""
+        last = Pulse(False, -1)
+        moved = self._clock()
+        while True:
+            await asyncio.sleep(PULSE_PERIOD_S)
+            try:
+                pulse: Pulse = await asyncio.wait_for(self._peer.call("pulse", self.link), self._stall)
+            except Exception as error:
+                self._lose(error)
+                return
+            if not pulse.busy or pulse.progress != last.progress:
+                moved = self._clock()
+            last = pulse
+            if self._clock() - moved > self._stall:
+                self._lose(EngineError(f"{self.name} has work and has made no progress for {self._stall:g} s"))
+                return
+
+    def _lose(self, error: BaseException) -> None:
+        if not self._lost:
+            self._lost = True
+            self._on_lost(self, error)

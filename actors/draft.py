@@ -1,0 +1,146 @@
+"""The draft actor: grows an outcome tree past each sequence's committed prefix and streams it out, unasked.
+
+It is never waited for and never trusted: whatever it loses, repeats or gets wrong costs speed alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from actors import telemetry
+from actors.algorithms.outcomes import Forest
+from actors.engines.protocol import DraftModel, ModelCard
+from actors.errors import OverloadedError, RequestError
+from actors.messages import Cancel, Commit, DraftMessage, OfferBatch, Opening, prefix_key
+from actors.replica import Replica
+from actors.settings import DraftSettings
+from actors.telemetry import Recorder
+
+
+class DraftActor(Replica[DraftMessage, OfferBatch]):
+    """A plain class; `ray.remote` is applied where it is placed."""
+
+    def __init__(
+        self,
+        name: str,
+        make_model: Callable[[], DraftModel],
+        settings: DraftSettings,
+        recorder: Recorder,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._make_model = make_model
+        self._settings = settings
+        self._recorder = recorder
+        self._owners: dict[str, str] = {}
+        self._lengths: dict[str, int] = {}
+        """Committed length of each sequence, prompt included."""
+        self._behind: dict[str, int] = {}
+        self._unknown: dict[str, str] = {}
+        self._refused: dict[str, str] = {}
+        self._frontier_empty = False
+        super().__init__(name, clock)
+
+    def _prepare(self) -> ModelCard:
+        self._model = self._make_model()
+        self._forest = Forest(self._settings.tree)
+        return self._model.card()
+
+    # -- mail ----------------------------------------------------------------------------------------------------
+
+    def _take(self, link: str, mail: Sequence[DraftMessage]) -> None:
+        self._frontier_empty = False
+        for message in mail:
+            match message:
+                case Commit():
+                    self._take_commit(link, message)
+                case Opening():
+                    self._open(link, message)
+                case Cancel():
+                    self._close(message.sequences)
+
+    def _open(self, link: str, opening: Opening) -> None:
+        name = opening.sequence
+        self._close([name])
+        try:
+            self._model.open(opening)
+        except (OverloadedError, RequestError):
+            self._refused[name] = link
+            return
+        tokens = [*opening.prompt, *opening.committed]
+        self._owners[name] = link
+        self._lengths[name] = len(tokens)
+        self._forest.open(name, prefix_key(tokens), len(tokens))
+
+    def _take_commit(self, link: str, commit: Commit) -> None:
+        length = self._lengths.get(commit.sequence)
+        if length is None:
+            self._unknown[commit.sequence] = link
+            return
+        if commit.position > length:  # a commit before this one was lost
+            self._behind[commit.sequence] = length
+            return
+        fresh = commit.tokens[length - commit.position :]
+        if fresh:
+            self._forest.commit(commit.sequence, length, fresh)
+            self._model.advance(commit.sequence, fresh)
+            self._lengths[commit.sequence] = length + len(fresh)
+
+    def _close(self, sequences: Sequence[str]) -> None:
+        for name in sequences:
+            self._unknown.pop(name, None)
+            self._behind.pop(name, None)
+            self._refused.pop(name, None)
+            if self._owners.pop(name, None) is not None:
+                del self._lengths[name]
+                self._forest.close(name)
+                self._model.close(name)
+
+    def _drop_link(self, link: str) -> None:
+        self._close([name for name, owner in self._owners.items() if owner == link])
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def _pause(self) -> float | None:
+        if self._behind or self._unknown or self._refused:
+            return 0.0
+        return None if self._frontier_empty or not self._owners else 0.0
+
+    def _work(self) -> dict[str, OfferBatch]:
+        """One draft step: take the nodes most likely to be needed, expand them, send what came out."""
+        requests = self._forest.frontier(self._settings.tree.width)
+        self._frontier_empty = not requests
+        started = self._clock()
+        answers = self._model.expand(requests) if requests else []
+        seconds = self._clock() - started
+        grown = self._forest.grow(answers)
+        self._record(seconds, bool(requests))
+        return self._batches(grown, seconds, len(requests))
+
+    def _batches(self, grown: dict[str, list], seconds: float, rows: int) -> dict[str, OfferBatch]:  # type: ignore[type-arg]
+        behind, self._behind = self._behind, {}
+        unknown, self._unknown = self._unknown, {}
+        refused, self._refused = self._refused, {}
+        links = {self._owners[name] for name in grown if name in self._owners}
+        links.update(self._owners[name] for name in behind if name in self._owners)
+        links.update(unknown.values(), refused.values())
+        return {
+            link: OfferBatch(
+                source=self._name,
+                expansions={name: e for name, e in grown.items() if self._owners.get(name) == link},
+                behind={name: position for name, position in behind.items() if self._owners.get(name) == link},
+                unknown=tuple(name for name, owner in unknown.items() if owner == link),
+                refused=tuple(name for name, owner in refused.items() if owner == link),
+                step_seconds=seconds,
+                rows=rows,
+            )
+            for link in links
+        }
+
+    def _record(self, seconds: float, stepped: bool) -> None:
+        self._recorder.set(telemetry.ACTIVE, len(self._owners), tier="draft")
+        if stepped:
+            self._recorder.observe(telemetry.DRAFT_STEP_SECONDS, seconds)
+
+    def _busy(self) -> bool:
+        return bool(self._owners) and not self._frontier_empty

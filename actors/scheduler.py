@@ -1,0 +1,279 @@
+"""Continuous batching of one target: which sequences are in the next pass, with how much prompt and which drafts.
+
+A pass reads as propose, verify, commit. The scheduler knows nothing of links, threads or Ray; its clock is handed in.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from actors.algorithms.lookahead import LookaheadController
+from actors.algorithms.types import Outcome
+from actors.engines.protocol import Proposal, Row, TargetModel
+from actors.errors import OutriderError, OverloadedError
+from actors.mailbox import Mailbox
+from actors.messages import FinishReason, Opening, Verdict
+from actors.settings import TargetSettings
+
+NOTHING = Proposal()
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    """A sequence that waits for a slot or holds one."""
+
+    opening: Opening
+    owner: str
+    tokens: list[int]
+    slot: int = -1
+    cached: int = 0
+    """Positions whose keys and values are in the slot."""
+    generated: int = 0
+
+    @property
+    def pending(self) -> list[int]:
+        """Tokens that are final but not yet in the slot; at least the last one."""
+        return self.tokens[self.cached :]
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """A verdict and the orchestrator it is for."""
+
+    owner: str
+    verdict: Verdict
+
+
+@dataclass(slots=True)
+class PassReport:
+    """What one pass did. `owners` are all orchestrators with work in the pass, also where nothing was committed."""
+
+    rulings: list[Ruling] = field(default_factory=list)
+    owners: set[str] = field(default_factory=set)
+    seconds: float = 0.0
+    tokens: int = 0
+    starved: int = 0
+    """Rows that wanted drafts and found none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One sequence's part in the pass being formed."""
+
+    sequence: _Sequence
+    pending: tuple[int, ...]
+    decide: bool
+    proposal: Proposal = NOTHING
+
+    def row(self) -> Row:
+        tokens = self.pending + self.proposal.tokens
+        return Row(self.sequence.slot, tokens, self.sequence.cached, self.proposal, self.decide)
+
+
+class Scheduler:
+    """Runs passes of `model` over the sequences given to it. Used from one thread."""
+
+    def __init__(
+        self,
+        model: TargetModel,
+        settings: TargetSettings,
+        mailbox: Mailbox,
+        controller: LookaheadController,
+        clock: Callable[[], float],
+    ) -> None:
+        self._model = model
+        self._settings = settings
+        self._mailbox = mailbox
+        self._controller = controller
+        self._clock = clock
+        self._eos = frozenset(model.card().eos)
+        self._free = list(range(settings.slots - 1, -1, -1))
+        self._running: dict[str, _Sequence] = {}
+        self._waiting: deque[_Sequence] = deque()
+        self._refusals: list[Ruling] = []
+
+    # -- what the links bring ------------------------------------------------------------------------------------
+
+    def open(self, owner: str, opening: Opening) -> None:
+        """Queue a sequence. A full queue refuses it with a verdict that carries an OverloadedError."""
+        former = self._running.get(opening.sequence) or self._in_queue(opening.sequence)
+        if former is not None and former.owner == owner:
+            return  # a repeated message
+        if former is not None:  # its orchestrator lost the link and opens it again over a new one
+            self.cancel([opening.sequence])
+        if len(self._waiting) >= self._settings.queue and not self._free:
+            full = OverloadedError(f"all {self._settings.slots} slots are taken and {len(self._waiting)} requests wait")
+            self._refuse(owner, opening, full)
+            return
+        tokens = [*opening.prompt, *opening.committed]
+        self._waiting.append(_Sequence(opening, owner, tokens, generated=len(opening.committed)))
+        if opening.sampling.speculation:
+            self._mailbox.open(opening.sequence, tokens)
+
+    def _in_queue(self, name: str) -> _Sequence | None:
+        return next((s for s in self._waiting if s.opening.sequence == name), None)
+
+    def cancel(self, sequences: Sequence[str]) -> None:
+        """Give back what these sequences hold; unknown ids are ignored."""
+        gone = set(sequences)
+        if any(s.opening.sequence in gone for s in self._waiting):
+            self._waiting = deque(s for s in self._waiting if s.opening.sequence not in gone)
+        for name in gone:
+            if (sequence := self._running.pop(name, None)) is not None:
+                self._release(sequence)
+            self._mailbox.close(name)
+
+    def cancel_owner(self, owner: str) -> None:
+        """Give back everything that one orchestrator's sequences hold."""
+        everything = [*self._running.values(), *self._waiting]
+        self.cancel([s.opening.sequence for s in everything if s.owner == owner])
+
+    # -- the pass ------------------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Is there anything to run or to report?"""
+        return bool(self._running or self._waiting or self._refusals)
+
+    @property
+    def active(self) -> int:
+        """Sequences that hold a slot."""
+        return len(self._running)
+
+    @property
+    def queued(self) -> int:
+        """Sequences that wait for a slot."""
+        return len(self._waiting)
+
+    def hold(self) -> float:
+        """Seconds the next pass is worth holding for drafts that are due; 0 means go."""
+        deciding = [name for name, s in self._running.items() if self._speculates(s) and len(s.pending) == 1]
+        if not deciding or (self._waiting and self._free):
+            return 0.0
+        limit = self._settings.lookahead.maximum
+        ready = {name: len(self._mailbox.path(name, limit).tokens) for name in deciding}
+        plain = len(self._running) - len(deciding)
+        return self._controller.hold(self._clock(), ready, plain)
+
+    def step(self) -> PassReport:
+        """One target pass: propose, verify, commit."""
+        self._admit()
+        turns = self._propose()
+        started = self._clock()
+        outcomes = self._verify(turns)
+        seconds = self._clock() - started
+        return self._commit(turns, outcomes, seconds)
+
+    def _admit(self) -> None:
+        while self._waiting and self._free:
+            sequence = self._waiting.popleft()
+            slot = self._free.pop()
+            try:
+                self._model.attach(slot, sequence.opening)
+            except OutriderError as error:
+                self._free.append(slot)
+                self._mailbox.close(sequence.opening.sequence)
+                self._refuse(sequence.owner, sequence.opening, error)
+                continue
+            sequence.slot = slot
+            self._running[sequence.opening.sequence] = sequence
+
+    def _propose(self) -> list[_Turn]:
+        """Who is in the pass: a bounded share of prompts, everyone who decodes, and the drafts worth verifying."""
+        budget = self._settings.prefill_chunk
+        turns: dict[str, _Turn] = {}
+        for name, sequence in self._running.items():
+            pending = sequence.pending
+            if len(pending) > 1:
+                if budget == 0:
+                    continue
+                whole, pending = len(pending), pending[:budget]
+                budget -= len(pending)
+                turns[name] = _Turn(sequence, tuple(pending), decide=len(pending) == whole)
+            else:
+                turns[name] = _Turn(sequence, tuple(pending), decide=True)
+        paths = {n: self._mailbox.path(n, self._room(t.sequence)) for n, t in turns.items() if self._wants(t)}
+        prefill = sum(len(turn.pending) for turn in turns.values())
+        lookahead = self._controller.plan({name: path.confidences for name, path in paths.items()}, prefill)
+        for name, path in paths.items():
+            k = lookahead[name]
+            if k:
+                turn = turns[name]
+                cut = Proposal(path.tokens[:k], path.confidences[:k], path.supports[:k])
+                turns[name] = _Turn(turn.sequence, turn.pending, True, cut)
+        return list(turns.values())
+
+    def _verify(self, turns: list[_Turn]) -> list[Outcome | None]:
+        return self._model.forward([turn.row() for turn in turns]) if turns else []
+
+    def _commit(self, turns: list[_Turn], outcomes: list[Outcome | None], seconds: float) -> PassReport:
+        report = PassReport(self._refusals, {r.owner for r in self._refusals}, seconds)
+        self._refusals = []
+        for turn, outcome in zip(turns, outcomes, strict=True):
+            sequence = turn.sequence
+            report.owners.add(sequence.owner)
+            report.tokens += len(turn.pending) + len(turn.proposal.tokens)
+            sequence.cached += len(turn.pending)
+            if outcome is not None:
+                report.starved += self._wants(turn) and not turn.proposal.tokens
+                report.rulings.append(Ruling(sequence.owner, self._rule(turn, outcome)))
+        self._controller.observe_pass(report.tokens, len(turns), seconds)
+        return report
+
+    def _rule(self, turn: _Turn, outcome: Outcome) -> Verdict:
+        """Turn an outcome into a verdict: cut it at a stop, move the committed prefix on, end what is done."""
+        sequence, name = turn.sequence, turn.sequence.opening.sequence
+        position = len(sequence.tokens)
+        tokens, finish = self._cut(sequence, outcome.tokens)
+        proposed, accepted = len(turn.proposal.tokens), min(outcome.accepted, len(tokens))
+        sequence.tokens.extend(tokens)
+        sequence.generated += len(tokens)
+        sequence.cached += min(accepted, len(tokens) - 1)
+        if turn.proposal.tokens:
+            self._controller.observe_block(name, turn.proposal.confidences, outcome.accepted)
+        if finish is None:
+            self._model.record(sequence.slot, tokens)
+            self._mailbox.commit(name, tokens)
+        else:
+            del self._running[name]
+            self._release(sequence)
+        n = len(tokens)
+        return Verdict(
+            name, position, tokens, proposed, accepted, finish, outcome.alternatives[:n], outcome.margins[:n]
+        )
+
+    def _cut(self, sequence: _Sequence, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
+        """Stop at the first stop token (which stays), at max_tokens, or where the context ends."""
+        sampling = sequence.opening.sampling
+        room = min(sampling.max_tokens - sequence.generated, self._settings.context - len(sequence.tokens))
+        for i, token in enumerate(tokens[:room]):
+            if token in sampling.stop_token_ids or (token in self._eos and not sampling.ignore_eos):
+                return tokens[: i + 1], "stop"
+        if len(tokens) >= room:
+            return tokens[:room], "length"
+        return tokens, None
+
+    def _speculates(self, sequence: _Sequence) -> bool:
+        return sequence.opening.sampling.speculation and self._settings.lookahead.maximum > 0
+
+    def _wants(self, turn: _Turn) -> bool:
+        return turn.decide and self._speculates(turn.sequence) and self._room(turn.sequence) > 0
+
+    def _room(self, sequence: _Sequence) -> int:
+        """Most draft tokens worth verifying: a pass commits one token more than it accepts."""
+        left = sequence.opening.sampling.max_tokens - sequence.generated
+        context = self._settings.context - len(sequence.tokens)
+        return max(0, min(self._settings.lookahead.maximum, left - 1, context - 1))
+
+    def _release(self, sequence: _Sequence) -> None:
+        self._model.detach(sequence.slot)
+        self._free.append(sequence.slot)
+        self._mailbox.close(sequence.opening.sequence)
+        self._controller.forget(sequence.opening.sequence)
+
+    def _refuse(self, owner: str, opening: Opening, error: OutriderError) -> None:
+        position = len(opening.prompt) + len(opening.committed)
+        verdict = Verdict(opening.sequence, position, (), finish="error", error=error)
+        self._refusals.append(Ruling(owner, verdict))

@@ -1,0 +1,130 @@
+"""One sequence as the orchestrator follows it: what is committed, what was said of it, and who works on it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from actors.connection import Connection
+from actors.errors import EngineError
+from actors.messages import (
+    Commit,
+    Delta,
+    DraftMessage,
+    GenerationRequest,
+    OfferBatch,
+    Opening,
+    TargetMessage,
+    Usage,
+    Verdict,
+    VerdictBatch,
+)
+from actors.text import TextStream
+
+TargetConnection = Connection[TargetMessage, VerdictBatch]
+DraftConnection = Connection[DraftMessage, OfferBatch]
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """State of one request. `tokens` is the prompt and everything committed; it only grows."""
+
+    request: GenerationRequest
+    opening: Opening
+    tokens: list[int]
+    text: TextStream
+    events: asyncio.Queue[Verdict | Exception] = field(default_factory=asyncio.Queue)
+    target: TargetConnection | None = None
+    draft: DraftConnection | None = None
+    moves: int = 0
+    """How often the sequence went on at another target."""
+    ended: bool = False
+    """The target has committed the last token."""
+    delivered: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    passes: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.opening.prompt)
+
+    def resumed(self) -> Opening:
+        """An opening from what is committed now."""
+        opening = self.opening
+        committed = tuple(self.tokens[self.prompt_tokens :])
+        return Opening(opening.sequence, opening.prompt, opening.sampling, opening.seed, committed)
+
+    def commit(self, verdict: Verdict) -> Commit | None:
+        """Take a verdict of the target in charge. Returns what the draft must hear; None if there is nothing new.
+
+        Raises EngineError when the verdict leaves a gap, which no honest target does.
+        """
+        if verdict.position > len(self.tokens):
+            raise EngineError(f"verdict at position {verdict.position}, committed are {len(self.tokens)}")
+        if verdict.error is not None:
+            self.events.put_nowait(verdict.error)
+            return None
+        if verdict.position < len(self.tokens) or not (verdict.tokens or verdict.finish):
+            return None  # a repeated message
+        self.tokens.extend(verdict.tokens)
+        self.ended = verdict.finish is not None
+        self.events.put_nowait(verdict)
+        return Commit(verdict.sequence, verdict.position, verdict.tokens)
+
+    def deliver(self, verdict: Verdict) -> Delta:
+        """What the client sees of a verdict: cut at a stop string, with usage at the end."""
+        pushed = self.text.push(self._shown(verdict))
+        n = len(verdict.tokens) if pushed.stop is None else len(pushed.texts)
+        finish, stop = verdict.finish, pushed.stop
+        texts = list(pushed.texts)
+        if stop is not None:
+            finish = "stop"
+        elif finish is not None:
+            texts.append(self.text.flush())  # belongs to the last token, which may be a stop token without text
+        self._count(verdict, n)
+        origins, alternatives, margins = verdict.origins()[:n], verdict.alternatives[:n], verdict.margins[:n]
+        return Delta(
+            tokens=verdict.tokens[:n],
+            texts=_fit(texts, n),
+            origins=tuple(origins),
+            alternatives=alternatives,
+            margins=margins,
+            finish=finish,
+            stop=stop if stop is not None else self._stop_token(verdict),
+            usage=self._usage() if finish is not None else None,
+        )
+
+    def _shown(self, verdict: Verdict) -> tuple[int, ...]:
+        """Tokens whose text is part of the answer: a token that stops is committed but not shown."""
+        return verdict.tokens[:-1] if verdict.finish == "stop" else verdict.tokens
+
+    def _stop_token(self, verdict: Verdict) -> int | None:
+        sampling = self.opening.sampling
+        if verdict.finish == "stop" and verdict.tokens[-1] in sampling.stop_token_ids:
+            return verdict.tokens[-1]
+        return None
+
+    def _count(self, verdict: Verdict, delivered: int) -> None:
+        self.delivered += delivered
+        self.proposed += verdict.proposed
+        self.accepted += verdict.accepted
+        self.passes += 1
+
+    def _usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=len(self.request.committed) + self.delivered,
+            proposed_tokens=self.proposed,
+            accepted_tokens=self.accepted,
+            passes=self.passes,
+        )
+
+
+def _fit(texts: list[str], n: int) -> tuple[str, ...]:
+    """One text per token: what is over goes to the last one."""
+    if n == 0:
+        return tuple(texts)
+    padded = [*texts[:n], *[""] * (n - len(texts))]
+    padded[-1] += "".join(texts[n:])
+    return tuple(padded)

@@ -1,0 +1,111 @@
+"""The target actor: runs passes over its sequences and tells each orchestrator what was committed.
+
+A draft can only help: proposals are taken from the mailbox as they are when a pass forms, and a pass is held for a
+draft that is due only as long as the lookahead controller finds that worth it, within a fixed bound.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from actors import telemetry
+from actors.algorithms.lookahead import LookaheadController
+from actors.engines.protocol import ModelCard, TargetModel
+from actors.mailbox import Mailbox
+from actors.messages import Cancel, OfferBatch, Opening, TargetMessage, Verdict, VerdictBatch
+from actors.replica import Replica
+from actors.scheduler import PassReport, Scheduler
+from actors.settings import TargetSettings
+from actors.telemetry import Recorder
+
+
+class TargetActor(Replica[TargetMessage, VerdictBatch]):
+    """A plain class; `ray.remote` is applied where it is placed.
+
+    make_model: builds the model on the model thread (weights are loaded there, once).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make_model: Callable[[], TargetModel],
+        settings: TargetSettings,
+        recorder: Recorder,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._make_model = make_model
+        self._settings = settings
+        self._recorder = recorder
+        self._scheduler: Scheduler | None = None
+        super().__init__(name, clock)
+
+    def _prepare(self) -> ModelCard:
+        model = self._make_model()
+        card = model.card()
+        self._controller = LookaheadController(self._settings.lookahead)
+        self._mailbox = Mailbox(card.vocabulary)
+        self._scheduler = Scheduler(model, self._settings, self._mailbox, self._controller, self._clock)
+        return card
+
+    @property
+    def _passes(self) -> Scheduler:
+        assert self._scheduler is not None  # the model thread runs nothing else before _prepare
+        return self._scheduler
+
+    def _take(self, link: str, mail: Sequence[TargetMessage]) -> None:
+        for message in mail:
+            match message:
+                case OfferBatch():
+                    for sequence in self._mailbox.offer(message):
+                        self._controller.observe_offer(self._clock(), sequence)
+                case Opening():
+                    self._passes.open(link, message)
+                case Cancel():
+                    self._passes.cancel(message.sequences)
+
+    def _pause(self) -> float | None:
+        if not self._passes.busy:
+            return None
+        return self._passes.hold()
+
+    def _work(self) -> dict[str, VerdictBatch]:
+        report = self._passes.step()
+        ended = time.time()
+        verdicts: dict[str, list[Verdict]] = {owner: [] for owner in report.owners}
+        for ruling in report.rulings:
+            verdicts[ruling.owner].append(ruling.verdict)
+        self._record(report)
+        number = self._progress + 1
+        return {
+            owner: VerdictBatch(self._name, number, batch, report.seconds, report.tokens, ended)
+            for owner, batch in verdicts.items()
+        }
+
+    def _record(self, report: PassReport) -> None:
+        recorder, rule = self._recorder, self._settings.rule
+        recorder.add(telemetry.PASSES, 1)
+        recorder.observe(telemetry.PASS_SECONDS, report.seconds)
+        recorder.set(telemetry.QUEUE, self._passes.queued, tier="target")
+        recorder.set(telemetry.ACTIVE, self._passes.active, tier="target")
+        verdicts = [ruling.verdict for ruling in report.rulings]
+        counts = {
+            telemetry.COMMITTED: sum(len(v.tokens) for v in verdicts),
+            telemetry.STARVED: report.starved,
+        }
+        for metric, count in counts.items():
+            if count:
+                recorder.add(metric, count)
+        if proposed := sum(v.proposed for v in verdicts):
+            recorder.add(telemetry.PROPOSED, proposed, rule=rule)
+            recorder.add(telemetry.ACCEPTED, sum(v.accepted for v in verdicts), rule=rule)
+            for place in range(max(v.proposed for v in verdicts)):
+                tags = {"place": str(place + 1)}
+                recorder.add(telemetry.POSITION_PROPOSED, sum(v.proposed > place for v in verdicts), **tags)
+                recorder.add(telemetry.POSITION_ACCEPTED, sum(v.accepted > place for v in verdicts), **tags)
+
+    def _drop_link(self, link: str) -> None:
+        self._passes.cancel_owner(link)
+
+    def _busy(self) -> bool:
+        return self._scheduler is not None and self._scheduler.busy
