@@ -14,7 +14,10 @@ from typing import Literal, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One row of the table. Times are in seconds. `tags` bounds the label names; values must be few."""
+    """One row of the table. Times are in seconds. `tags` bounds the label names; values must be few.
+
+    What never changes in a process (`COMMON_TAGS`) is bound by the recorder once, not said with each value.
+    """
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -23,7 +26,12 @@ class Metric:
     boundaries: tuple[float, ...] = ()
 
 
+COMMON_TAGS = ("application", "tier", "model", "replica")
+"""Bound once per process, so that the parts need not know them. Bounded by the number of replicas."""
+
 _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_DURATION = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 600.0)
+_LINK = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 
 PROPOSED = Metric("outrider_proposed_tokens", "counter", "Draft tokens that a target pass verified", ("rule",))
 ACCEPTED = Metric("outrider_accepted_tokens", "counter", "Draft tokens that were accepted", ("rule",))
@@ -44,6 +52,53 @@ STARVED = Metric("outrider_starved_rows", "counter", "Rows decoded plainly becau
 TTFT = Metric("outrider_time_to_first_token_seconds", "histogram", "From request to first token", (), _LATENCY)
 ITL = Metric("outrider_inter_token_seconds", "histogram", "Between tokens of one answer", (), _LATENCY)
 REQUESTS = Metric("outrider_requests", "counter", "Finished requests", ("outcome",))
+REQUEST_SECONDS = Metric("outrider_request_seconds", "histogram", "From request to last token", (), _DURATION)
+PROMPT_TOKENS = Metric("outrider_prompt_tokens", "counter", "Prompt tokens of admitted requests")
+REFUSED = Metric("outrider_refused_requests", "counter", "Requests turned away before they began", ("reason",))
+HTTP_RESPONSES = Metric("outrider_http_responses", "counter", "HTTP responses begun", ("route", "status"))
+MOVES = Metric("outrider_moved_sequences", "counter", "Sequences moved because a replica went", ("tier",))
+READY_REPLICAS = Metric("outrider_ready_replicas", "gauge", "Replicas an orchestrator has a link to", ("tier",))
+LINK_SECONDS = Metric(
+    "outrider_link_seconds", "histogram", "From a batch's sending to its handling at the orchestrator", ("tier",), _LINK
+)
+QUEUE_SECONDS = Metric("outrider_queue_seconds", "histogram", "Wait of a sequence for a slot", (), _LATENCY)
+SLOTS = Metric("outrider_kv_slots", "gauge", "KV slots of the replica")
+KV_POSITIONS = Metric("outrider_kv_positions", "gauge", "KV positions of the replica, used or not")
+KV_USED = Metric("outrider_kv_used_positions", "gauge", "KV positions that hold a token")
+DECIDED_ROWS = Metric("outrider_decided_rows", "counter", "Sequences that a target pass committed tokens for")
+SPECULATED_ROWS = Metric("outrider_speculated_rows", "counter", "Sequences whose proposal a target pass verified")
+LOOKAHEAD_TOKENS = Metric(
+    "outrider_lookahead_tokens", "counter", "Lookahead the controller allowed, summed over decided rows"
+)
+SPECULATION_GAIN = Metric(
+    "outrider_speculation_gain",
+    "gauge",
+    "Tokens per second with the chosen lookahead over those without, as the lookahead controller estimates",
+)
+PASS_PART_SECONDS = Metric(
+    "outrider_pass_part_seconds", "counter", "Time of target passes by what it was spent on", ("part",)
+)
+DRAFTED = Metric("outrider_drafted_tokens", "counter", "Draft tokens sent by the draft tier, needed or not")
+DRAFT_STEPS = Metric("outrider_draft_steps", "counter", "Draft steps")
+BUSY_SECONDS = Metric("outrider_busy_seconds", "counter", "Time the model thread spent in passes or steps")
+GPUS = Metric("outrider_gpus", "gauge", "GPUs the replica holds")
+DESIRED_REPLICAS = Metric("outrider_desired_replicas", "gauge", "Replicas the autoscaling policy asks for")
+SCALING_DECISIONS = Metric(
+    "outrider_scaling_decisions", "counter", "Changes of the desired replicas", ("direction", "reason")
+)
+
+TAG_VALUES: dict[str, tuple[str, ...]] = {
+    "rule": ("coupled", "rejection", "block", "typical"),
+    "tier": ("target", "draft"),
+    "outcome": ("stop", "length", "tool_calls", "cancelled", "error"),
+    "reason": (),
+    "place": tuple(str(place) for place in range(1, 65)),
+    "part": ("hold", "form", "forward", "verify"),
+    "direction": ("up", "down"),
+    "route": (),
+    "status": ("2xx", "4xx", "5xx"),
+}
+"""Every tag of the table and its values; empty where the code that records it lists them (never a client's text)."""
 
 METRICS: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 
