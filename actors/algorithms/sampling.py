@@ -1,0 +1,167 @@
+"""From a row of logits to log p: the sampling settings, at one position, with the history of that position.
+
+The order is vLLM's: allowed ids (and a grammar's mask), bad words, min_tokens, logit_bias, repetition, frequency and
+presence penalty, then temperature, min_p, top_k, top_p. Presence and frequency count the answer's tokens only (as
+OpenAI's and vLLM's do), repetition the prompt's too (as Hugging Face's does). `ignore_eos` changes when an answer
+stops, not what is drawn, and min_tokens masks the end-of-text ids all the same (both as in vLLM).
+
+Everything up to the penalties changes which token is most likely (`adjust`); the rest (`shape`, `kept`) only matters
+when drawing. Ties at the edge of top_k or top_p are all kept, so that the result depends on no sorting order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from actors.settings import SamplingSettings
+
+_CANDIDATES = (64, 1024)
+
+
+def adjusts(sampling: SamplingSettings) -> bool:
+    """Whether `adjust` would change anything."""
+    return bool(
+        sampling.allowed_token_ids is not None
+        or sampling.bad_words
+        or sampling.min_tokens
+        or sampling.logit_bias
+        or _penalises(sampling)
+    )
+
+
+def filters(sampling: SamplingSettings) -> bool:
+    """Whether min_p, top_k or top_p leave tokens out."""
+    return sampling.min_p > 0 or sampling.top_k > 0 or sampling.top_p < 1
+
+
+def _penalises(sampling: SamplingSettings) -> bool:
+    return sampling.presence_penalty != 0 or sampling.frequency_penalty != 0 or sampling.repetition_penalty != 1
+
+
+class History:
+    """What has been said before a position. It follows a block, one draft token after another, in O(1) each."""
+
+    def __init__(self, prompt: Sequence[int], output: Sequence[int], sampling: SamplingSettings) -> None:
+        self._longest = max((len(word) for word in sampling.bad_words), default=1) - 1
+        self.length = len(output)
+        self.tail = list(output[-self._longest :]) if self._longest else []
+        self.counts = Counter(output) if _penalises(sampling) else Counter()
+        self.prompt = set(prompt) if sampling.repetition_penalty != 1 else set()
+        self._counting = _penalises(sampling)
+
+    def append(self, token: int) -> None:
+        """`token` was said."""
+        self.length += 1
+        if self._longest:
+            self.tail = [*self.tail, token][-self._longest :]
+        if self._counting:
+            self.counts[token] += 1
+
+
+def adjust(row: Tensor, sampling: SamplingSettings, history: History, eos: Sequence[int]) -> None:
+    """Apply masks, bias and penalties to `row` [V] in place; what cannot be chosen becomes -inf.
+
+    Ids outside the vocabulary are ignored here; engines refuse them when a request arrives (`check_ids`).
+    """
+    size = row.shape[-1]
+    if sampling.allowed_token_ids is not None:
+        allowed = _ids(sampling.allowed_token_ids, row)
+        kept = row[allowed]
+        row.fill_(-math.inf)
+        row[allowed] = kept
+    if sampling.bad_words:
+        banned = [word[-1] for word in sampling.bad_words if word and _ends_with(history.tail, word[:-1])]
+        row[_ids(banned, row)] = -math.inf
+    if history.length < sampling.min_tokens:
+        row[_ids((*eos, *sampling.stop_token_ids), row)] = -math.inf
+    if sampling.logit_bias:
+        pairs = [(token, bias) for token, bias in sampling.logit_bias.items() if token < size]
+        row[_ids([token for token, _ in pairs], row)] += _values([bias for _, bias in pairs], row)
+    if sampling.repetition_penalty != 1:
+        said = _ids(history.prompt | history.counts.keys(), row)
+        scores = row[said]
+        factor = sampling.repetition_penalty
+        row[said] = torch.where(scores > 0, scores / factor, scores * factor)
+    if (sampling.presence_penalty or sampling.frequency_penalty) and history.counts:
+        said = _ids(history.counts, row)
+        times = _values([count for token, count in history.counts.items() if token < size], row)
+        row[said] -= sampling.frequency_penalty * times + sampling.presence_penalty
+
+
+def thresholds(scaled: Tensor, sampling: SamplingSettings) -> Tensor:
+    """The lowest kept score of each row, [N]; `scaled` [N, V] are logits over temperature."""
+    best = scaled.amax(-1)
+    lowest = torch.full_like(best, -math.inf)
+    if sampling.min_p > 0:
+        lowest = best + math.log(sampling.min_p)
+    size = scaled.shape[-1]
+    if 0 < sampling.top_k < size:
+        lowest = torch.maximum(lowest, scaled.topk(sampling.top_k, dim=-1).values[:, -1])
+    if sampling.top_p < 1:
+        lowest = torch.maximum(lowest, _nucleus(scaled, lowest, sampling.top_p))
+    return lowest
+
+
+def _nucleus(scaled: Tensor, lowest: Tensor, top_p: float) -> Tensor:
+    """Score of the last token of the smallest set that holds `top_p` of what is at least `lowest`; [N].
+
+    A token is kept while the mass before it is below top_p. A full sort is avoided where few tokens suffice.
+    """
+    size = scaled.shape[-1]
+    total = torch.where(scaled >= lowest[:, None], scaled, -math.inf).logsumexp(-1, keepdim=True)
+    for candidates in (*_CANDIDATES, size):
+        best = scaled.topk(min(candidates, size), dim=-1).values if candidates < size else scaled.sort(-1, True).values
+        inside = torch.where(best >= lowest[:, None], best, -math.inf)
+        mass = (inside - total).exp().cumsum(-1)
+        if candidates >= size or bool((mass[:, -1] >= top_p).all()):
+            break
+    count = (mass < top_p).sum(-1).clamp(max=best.shape[-1] - 1)  # tokens before which the mass is below top_p, less 1
+    return best.gather(-1, count[:, None])[:, 0]
+
+
+def log_p(row: Tensor, sampling: SamplingSettings) -> Tensor:
+    """log p [V] of an adjusted row [V]: temperature, min_p, top_k and top_p, normalised, -inf outside the support.
+
+    Greedy settings give the one-hot distribution of the most likely token. The row must have a finite entry.
+    """
+    if sampling.greedy:
+        certain = torch.full_like(row, -math.inf)
+        certain[row.argmax()] = 0
+        return certain
+    scaled = row / sampling.temperature
+    if filters(sampling):
+        lowest = thresholds(scaled[None], sampling)
+        scaled = torch.where(scaled >= lowest, scaled, -math.inf)
+    return scaled.log_softmax(-1)
+
+
+def check_ids(sampling: SamplingSettings, vocabulary: int) -> str | None:
+    """The name of a setting that holds an id outside the vocabulary, or allows none inside it; None if all is well."""
+    fields: dict[str, Sequence[int]] = {
+        "logit_bias": tuple(sampling.logit_bias),
+        "allowed_token_ids": sampling.allowed_token_ids or (),
+        "bad_words": tuple(token for word in sampling.bad_words for token in word),
+        "stop_token_ids": sampling.stop_token_ids,
+    }
+    for name, ids in fields.items():
+        if any(not 0 <= token < vocabulary for token in ids):
+            return name
+    return "allowed_token_ids" if sampling.allowed_token_ids == () else None
+
+
+def _ends_with(tail: Sequence[int], prefix: Sequence[int]) -> bool:
+    return not prefix or tuple(tail[-len(prefix) :]) == tuple(prefix)
+
+
+def _ids(tokens: Sequence[int] | set[int] | Counter[int], row: Tensor) -> Tensor:
+    size = row.shape[-1]
+    return torch.tensor([token for token in tokens if token < size], dtype=torch.int64, device=row.device)
+
+
+def _values(values: Sequence[float], row: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=row.dtype, device=row.device)
