@@ -1,0 +1,184 @@
+"""Both tiers and an orchestrator in one process: the real actors over local peers, with chaos where a test wants it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from actors.admission import Admission
+from actors.draft import DraftActor
+from actors.engines.chaos import ChaosLink, ChaosSettings
+from actors.engines.emulated import EmulatedDraft, EmulatedTarget
+from actors.engines.emulated_presets import DraftSpec, TargetSpec
+from actors.links import LocalPeer, Peer
+from actors.messages import GenerationRequest
+from actors.orchestrator import Orchestrator
+from actors.settings import DraftSettings, OrchestratorSettings, SamplingSettings, TargetSettings
+from actors.target import TargetActor
+from actors.telemetry import MemoryRecorder
+from actors.tier import StaticDirectory
+from actors.words import WordCodec
+
+
+class CuttablePeer:
+    """A local peer that can die (every call and stream raises) or freeze (nothing ever answers)."""
+
+    def __init__(self, target: object) -> None:
+        self._peer = LocalPeer(target)
+        self.dead = asyncio.Event()
+        self.frozen = False
+
+    async def call(self, method: str, *args: Any) -> Any:
+        if self.dead.is_set():
+            raise ConnectionError("dead")
+        while self.frozen:
+            await asyncio.sleep(3600)
+        return await self._peer.call(method, *args)
+
+    async def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
+        stream = self._peer.stream(method, *args)
+        while True:
+            step = asyncio.ensure_future(anext(stream))
+            death = asyncio.ensure_future(self.dead.wait())
+            await asyncio.wait({step, death}, return_when=asyncio.FIRST_COMPLETED)
+            death.cancel()
+            if self.dead.is_set():
+                step.cancel()
+                raise ConnectionError("dead")
+            try:
+                item = step.result()
+            except StopAsyncIteration:
+                return
+            while self.frozen:
+                await asyncio.sleep(3600)
+            yield item
+
+
+class ChaosPeer:
+    """Delays, reorders, drops and repeats mail to, and results of, a draft. Openings are only delayed."""
+
+    def __init__(self, target: object, settings: ChaosSettings) -> None:
+        self._peer = LocalPeer(target)
+        self._settings = settings
+        self._failures: list[BaseException] = []
+
+    async def call(self, method: str, *args: Any) -> Any:
+        if method != "deliver":
+            return await self._peer.call(method, *args)
+        link, items = args
+        if not hasattr(self, "_mail"):
+            self._mail: ChaosLink[Any] = ChaosLink(self._deliver, self._settings)
+        for item in items:
+            self._mail((link, item))
+        return None
+
+    def _deliver(self, mail: tuple[str, Any]) -> None:
+        task = asyncio.ensure_future(self._peer.call("deliver", mail[0], [mail[1]]))
+        task.add_done_callback(lambda t: t.exception())
+
+    async def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
+        arrived: asyncio.Queue[Any] = asyncio.Queue()
+        link: ChaosLink[Any] = ChaosLink(arrived.put_nowait, self._settings)
+
+        async def pump() -> None:
+            async for items in self._peer.stream(method, *args):
+                for item in items:
+                    link([item])
+
+        task = asyncio.create_task(pump())
+        try:
+            while True:
+                yield await arrived.get()
+        finally:
+            task.cancel()
+
+
+@dataclass
+class Local:
+    """A running deployment in this process."""
+
+    orchestrator: Orchestrator
+    recorder: MemoryRecorder
+    targets: StaticDirectory
+    drafts: StaticDirectory
+    actors: dict[str, Any] = field(default_factory=dict)
+
+    async def tokens(self, request: GenerationRequest) -> list[int]:
+        """All tokens of one answer."""
+        return [token async for delta in self.orchestrator.generate(request) for token in delta.tokens]
+
+
+Started = Callable[..., Any]
+
+
+@asynccontextmanager
+async def deployment(
+    *,
+    targets: int = 1,
+    drafts: int = 1,
+    target_spec: TargetSpec | None = None,
+    draft_spec: DraftSpec | None = None,
+    target_settings: TargetSettings | None = None,
+    draft_settings: DraftSettings | None = None,
+    settings: OrchestratorSettings | None = None,
+    wrap_target: Callable[[object], Peer] = LocalPeer,
+    wrap_draft: Callable[[object], Peer] = LocalPeer,
+) -> AsyncIterator[Local]:
+    """Both tiers on emulated engines, fast enough for tests."""
+    tspec = target_spec or TargetSpec(pass_ms=2, token_ms=0.02, prompt_token_ms=0)
+    dspec = draft_spec or DraftSpec(step_ms=0.3, row_ms=0.01, prompt_token_ms=0)
+    tset, dset = target_settings or TargetSettings(), draft_settings or DraftSettings()
+    recorder = MemoryRecorder()
+    actors: dict[str, Any] = {}
+    for i in range(targets):
+        actors[f"target-{i}"] = TargetActor(f"target-{i}", lambda: EmulatedTarget(tspec, tset), tset, recorder)
+    for i in range(drafts):
+        actors[f"draft-{i}"] = DraftActor(f"draft-{i}", lambda: EmulatedDraft(dspec, dset), dset, recorder)
+    target_directory = StaticDirectory({n: wrap_target(a) for n, a in actors.items() if n.startswith("target")})
+    draft_directory = StaticDirectory({n: wrap_draft(a) for n, a in actors.items() if n.startswith("draft")})
+    vocabulary = tspec.language.vocabulary
+    orchestrator = Orchestrator(
+        targets=target_directory,
+        drafts=draft_directory,
+        admission=Admission(WordCodec(vocabulary), vocabulary, tset.context),
+        settings=settings or OrchestratorSettings(discovery_period_s=0.02),
+        recorder=recorder,
+    )
+    await orchestrator.start()
+    try:
+        yield Local(orchestrator, recorder, target_directory, draft_directory, actors)
+    finally:
+        await orchestrator.stop()
+        await asyncio.gather(*(actor.stop() for actor in actors.values()))
+
+
+@pytest.fixture
+def start() -> Started:
+    """`async with start(...) as local:`"""
+    return deployment
+
+
+@pytest.fixture
+def cuttable() -> type[CuttablePeer]:
+    return CuttablePeer
+
+
+@pytest.fixture
+def chaotic() -> Callable[[ChaosSettings], Callable[[object], ChaosPeer]]:
+    return lambda settings: lambda target: ChaosPeer(target, settings)
+
+
+def make_request(name: str, prompt: tuple[int, ...], **sampling: Any) -> GenerationRequest:
+    sampling.setdefault("max_tokens", 40)
+    sampling.setdefault("temperature", 0.0)
+    return GenerationRequest(id=name, sampling=SamplingSettings(**sampling), tokens=prompt)
+
+
+@pytest.fixture
+def request_for() -> Callable[..., GenerationRequest]:
+    return make_request

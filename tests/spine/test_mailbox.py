@@ -1,0 +1,145 @@
+"""The mailbox: what is stale, late, repeated or malformed never changes which path a pass gets."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.engines.protocol import Proposal
+from actors.mailbox import Mailbox
+from actors.messages import Expansion, OfferBatch, Support, extend_key, prefix_key
+
+PROMPT = [5, 6, 7]
+
+
+def expansion(prefix: list[int], *tokens: int, support: Support | None = None) -> Expansion:
+    return Expansion(prefix_key(prefix), len(prefix), tokens, (0.5,) * len(tokens), support)
+
+
+def offer(*expansions: Expansion, sequence: str = "s") -> OfferBatch:
+    return OfferBatch("draft", {sequence: list(expansions)})
+
+
+def opened(capacity: int = 1024) -> Mailbox:
+    mailbox = Mailbox(vocabulary=100, capacity=capacity)
+    mailbox.open("s", PROMPT)
+    return mailbox
+
+
+def test_keys_depend_on_order_and_content() -> None:
+    assert prefix_key([1, 2]) != prefix_key([2, 1])
+    assert prefix_key([1, 2, 3]) == extend_key(prefix_key([1, 2]), 3)
+    assert prefix_key([0]) != prefix_key([0, 0]) != prefix_key([])
+
+
+def test_path_follows_the_first_child_up_to_the_limit() -> None:
+    mailbox = opened()
+    mailbox.offer(offer(expansion(PROMPT, 1, 2), expansion([*PROMPT, 1], 3), expansion([*PROMPT, 1, 3], 4)))
+    assert mailbox.path("s", 8).tokens == (1, 3, 4)
+    assert mailbox.path("s", 2).tokens == (1, 3)
+    assert mailbox.path("s", 0) == Proposal()
+
+
+def test_an_alternative_serves_once_a_commit_has_chosen_it() -> None:
+    mailbox = opened()
+    mailbox.offer(offer(expansion(PROMPT, 1, 2), expansion([*PROMPT, 2], 9)))
+    assert mailbox.path("s", 8).tokens == (1,)
+    mailbox.commit("s", [2])
+    assert mailbox.path("s", 8).tokens == (9,)
+
+
+def test_a_disagreeing_commit_leaves_nothing() -> None:
+    mailbox = opened()
+    mailbox.offer(offer(expansion(PROMPT, 1), expansion([*PROMPT, 1], 3)))
+    mailbox.commit("s", [8])
+    assert mailbox.path("s", 8) == Proposal()
+    mailbox.commit("s", [3])
+    assert len(mailbox) == 0
+
+
+def test_an_offer_that_was_overtaken_by_the_commit_still_serves_where_it_agrees() -> None:
+    mailbox = opened()
+    mailbox.commit("s", [1])
+    mailbox.offer(offer(expansion(PROMPT, 1), expansion([*PROMPT, 1], 3)))
+    assert mailbox.path("s", 8).tokens == (3,)
+    assert len(mailbox) == 1
+
+
+def test_children_may_arrive_before_their_parents_and_twice() -> None:
+    mailbox = opened()
+    late, early = expansion(PROMPT, 1), expansion([*PROMPT, 1], 3)
+    assert mailbox.offer(offer(early)) == ["s"]
+    assert mailbox.path("s", 8) == Proposal()
+    mailbox.offer(offer(late))
+    assert mailbox.offer(offer(late, early)) == []
+    assert mailbox.path("s", 8).tokens == (1, 3)
+
+
+def test_of_two_answers_for_one_node_the_first_stays() -> None:
+    mailbox = opened()
+    mailbox.offer(offer(expansion(PROMPT, 1)))
+    mailbox.offer(offer(expansion(PROMPT, 2)))
+    assert mailbox.path("s", 8).tokens == (1,)
+
+
+def test_malformed_offers_are_dropped_and_harm_nobody() -> None:
+    mailbox = opened()
+    bad = [
+        expansion(PROMPT, 100),
+        expansion(PROMPT, -1),
+        Expansion(prefix_key(PROMPT), 3, (), ()),
+        Expansion(prefix_key(PROMPT), 3, (1, 2), (0.5,)),
+    ]
+    assert mailbox.offer(OfferBatch("draft", {"s": bad, "stranger": [expansion(PROMPT, 1)]})) == []
+    assert mailbox.path("s", 8) == mailbox.path("stranger", 8) == Proposal()
+    assert mailbox.offer(offer(expansion(PROMPT, 1))) == ["s"]
+
+
+def test_a_token_without_q_is_one_hot_where_others_have_q() -> None:
+    q = Support((1, 4), (0.75, 0.25))
+    mailbox = opened()
+    mailbox.offer(offer(expansion(PROMPT, 1, support=q), expansion([*PROMPT, 1], 3)))
+    assert mailbox.path("s", 8).supports == (q, Support((3,), (1.0,)))
+
+
+def test_memory_is_bounded_and_the_deepest_give_way() -> None:
+    mailbox = opened(capacity=4)
+    prefix = list(PROMPT)
+    for token in range(10):
+        mailbox.offer(offer(expansion(prefix, token)))
+        prefix.append(token)
+    assert len(mailbox) == 4
+    assert mailbox.path("s", 99).tokens == (0, 1, 2, 3)
+
+
+@given(st.integers(0, 2**32), st.floats(0, 0.5))
+def test_any_order_of_offers_and_commits_yields_only_true_continuations(seed: int, lost: float) -> None:
+    """Offers of a random tree, shuffled, repeated and partly lost: a path is always one of the tree's."""
+    rng = random.Random(seed)
+    mailbox = opened()
+    truth = {}
+    frontier = [list(PROMPT)]
+    messages = []
+    for _ in range(30):
+        prefix = frontier.pop(rng.randrange(len(frontier)))
+        tokens = tuple(rng.sample(range(6), 3))
+        truth[tuple(prefix)] = tokens
+        frontier += [[*prefix, token] for token in tokens]
+        messages += [expansion(prefix, *tokens)] * rng.choice([1, 1, 2])
+    rng.shuffle(messages)
+    committed = list(PROMPT)
+    for message in messages:
+        if rng.random() > lost:
+            mailbox.offer(offer(message))
+        if rng.random() < 0.2:
+            token = rng.randrange(6)
+            mailbox.commit("s", [token])
+            committed.append(token)
+        walked = list(committed)
+        for token in mailbox.path("s", 8).tokens:
+            assert truth[tuple(walked)][0] == token
+            walked.append(token)
+    mailbox.close("s")
+    assert len(mailbox) == 0

@@ -1,0 +1,196 @@
+"""Invariants 1 to 5 of the design, through the real actors on emulated engines in one process.
+
+The emulated target's tokens are a hash of the prefix, so that the right answer is known without running anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from actors import telemetry
+from actors.engines.chaos import ChaosSettings
+from actors.engines.emulated_language import expected_tokens
+from actors.engines.emulated_presets import DraftSpec, TargetSpec
+from actors.errors import DeadlineError, OverloadedError, PromptTooLongError, UnavailableError
+from actors.settings import DraftSettings, LookaheadSettings, OrchestratorSettings, TargetSettings, TreeSettings
+
+LANGUAGE = TargetSpec().language
+QUICK = OrchestratorSettings(discovery_period_s=0.02, stall_timeout_s=1.5)
+
+
+def truth(request) -> list[int]:
+    sampling = request.sampling
+    seed = None if sampling.greedy else sampling.seed
+    return list(expected_tokens(request.tokens, sampling.max_tokens, seed, LANGUAGE))
+
+
+def requests(request_for, n, rng):
+    prompts = [tuple(rng.randrange(1, 1000) for _ in range(rng.randrange(1, 300))) for _ in range(n)]
+    return [
+        request_for(f"r{i}", prompt, max_tokens=rng.randrange(1, 60), temperature=rng.choice([0.0, 0.8]), seed=i)
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+async def check_all(local, wanted) -> None:
+    answers = await asyncio.gather(*(local.tokens(request) for request in wanted))
+    for request, answer in zip(wanted, answers, strict=True):
+        assert answer == truth(request)
+
+
+async def settled(local) -> None:
+    """Wait until both tiers report that nothing is held any more (bounded by the test's own time limit)."""
+    while any(actor._busy() or held(actor) for actor in local.actors.values()):
+        await asyncio.sleep(0.01)
+
+
+def held(actor) -> int:
+    if hasattr(actor, "_owners"):
+        return len(actor._owners) + len(actor._model._sessions)
+    return actor._scheduler.active + actor._scheduler.queued + len(actor._mailbox)
+
+
+@pytest.mark.parametrize("drafts", [0, 1, 2])
+async def test_answers_are_the_targets_with_any_number_of_drafts(start, request_for, drafts) -> None:
+    async with start(drafts=drafts, targets=2) as local:
+        await check_all(local, requests(request_for, 24, random.Random(drafts)))
+        await settled(local)
+        accepted = local.recorder.total(telemetry.ACCEPTED)
+        assert (accepted > 0) == (drafts > 0)
+        assert accepted <= local.recorder.total(telemetry.PROPOSED)
+
+
+@pytest.mark.parametrize("mode", ["adaptive", "fixed"])
+@pytest.mark.parametrize("tree", [TreeSettings(width=1, branching=1, depth=3), TreeSettings(), TreeSettings(nodes=4)])
+async def test_answers_do_not_depend_on_lookahead_or_tree(start, request_for, mode, tree) -> None:
+    target = TargetSettings(slots=3, lookahead=LookaheadSettings(mode=mode, maximum=5))
+    async with start(target_settings=target, draft_settings=DraftSettings(tree=tree)) as local:
+        await check_all(local, requests(request_for, 8, random.Random(7)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_chaotic_draft_link_never_changes_a_token(start, request_for, chaotic, seed) -> None:
+    chaos = ChaosSettings(delay_ms=1, jitter_ms=5, reorder=0.2, drop=0.1, duplicate=0.1, seed=seed)
+    async with start(wrap_draft=chaotic(chaos)) as local:
+        await check_all(local, requests(request_for, 16, random.Random(seed)))
+        assert local.recorder.total(telemetry.PROPOSED) > 0
+
+
+async def test_a_draft_that_is_always_wrong_changes_nothing(start, request_for) -> None:
+    foe = DraftSpec(step_ms=0.3, agreement={"acceptance": 0.0, "spread": 0.0, "corrections": (0, 0, 0, 0)})
+    async with start(draft_spec=foe) as local:
+        await check_all(local, requests(request_for, 8, random.Random(3)))
+        assert local.recorder.total(telemetry.ACCEPTED) == 0
+
+
+async def test_losing_the_draft_in_mid_stream_changes_nothing(start, request_for, cuttable) -> None:
+    peers = []
+
+    def wrap(actor):
+        peers.append(cuttable(actor))
+        return peers[-1]
+
+    wanted = [request_for(f"r{i}", (i + 1,), max_tokens=80) for i in range(12)]
+    async with start(drafts=2, wrap_draft=wrap, settings=QUICK) as local:
+        jobs = asyncio.gather(*(local.tokens(request) for request in wanted))
+        while local.recorder.total(telemetry.ACCEPTED) < 50:
+            await asyncio.sleep(0.005)
+        peers[0].dead.set()
+        local.drafts.peers.pop("draft-0")
+        peers[1].frozen = True
+        for request, answer in zip(wanted, await jobs, strict=True):
+            assert answer == truth(request)
+
+
+@pytest.mark.parametrize("way", ["dead", "frozen"])
+async def test_losing_a_target_moves_its_sequences(start, request_for, cuttable, way) -> None:
+    peers = []
+
+    def wrap(actor):
+        peers.append(cuttable(actor))
+        return peers[-1]
+
+    wanted = [request_for(f"r{i}", (i + 1,), max_tokens=80, temperature=1.0, seed=i) for i in range(12)]
+    async with start(targets=2, wrap_target=wrap, settings=QUICK) as local:
+        jobs = asyncio.gather(*(local.tokens(request) for request in wanted))
+        while local.recorder.total(telemetry.COMMITTED) < 200:
+            await asyncio.sleep(0.005)
+        if way == "dead":
+            peers[0].dead.set()
+        else:
+            peers[0].frozen = True
+        local.targets.peers.pop("target-0")
+        for request, answer in zip(wanted, await jobs, strict=True):
+            assert answer == truth(request)
+
+
+async def test_everything_is_given_back_when_clients_leave(start, request_for) -> None:
+    rng = random.Random(5)
+    async with start(target_settings=TargetSettings(slots=8)) as local:
+
+        async def impatient(i: int) -> None:
+            stream = local.orchestrator.generate(request_for(f"r{i}", (i + 1,), max_tokens=1000))
+            for _ in range(rng.randrange(1, 4)):
+                await anext(stream)
+            await stream.aclose()
+
+        await asyncio.gather(*(impatient(i) for i in range(40)))
+        await settled(local)
+        assert local.orchestrator.status()["sessions"] == 0
+        await check_all(local, requests(request_for, 4, rng))
+
+
+async def test_messages_per_pass_do_not_grow_with_sequences(start, request_for) -> None:
+    per_pass = {}
+    for n in (1, 32):
+        spec = TargetSpec(pass_ms=10, prompt_token_ms=0)
+        draft = DraftSpec(step_ms=5)
+        async with start(target_settings=TargetSettings(slots=32), target_spec=spec, draft_spec=draft) as local:
+            await check_all(local, [request_for(f"r{i}", (i + 1,), max_tokens=60) for i in range(n)])
+            status = local.orchestrator.status()
+            messages = sum(r["messages"] for tier in ("target", "draft") for r in status[tier]["replicas"].values())
+            per_pass[n] = messages / local.recorder.total(telemetry.PASSES)
+    # Two steps of the draft fit into a pass, each an offer, and a pass is one commit: three messages, and some for
+    # openings and closings that come one by one.
+    assert per_pass[32] < 6
+    assert per_pass[1] < 6
+
+
+async def test_bad_requests_are_refused_before_anything_is_taken(start, request_for) -> None:
+    async with start(target_settings=TargetSettings(context=64)) as local:
+        with pytest.raises(PromptTooLongError, match="context is 64"):
+            await local.tokens(request_for("long", tuple(range(1, 80))))
+        for bad in [(), (LANGUAGE.vocabulary,)]:
+            with pytest.raises(Exception, match="prompt") as caught:
+                await local.tokens(request_for("bad", bad))
+            assert caught.value.param == "prompt"
+        clamped = request_for("clamped", tuple(range(1, 61)), max_tokens=1000)
+        assert len(await local.tokens(clamped)) == 4
+        assert local.orchestrator.status()["sessions"] == 0
+
+
+async def test_a_full_queue_refuses_the_excess_alone(start, request_for) -> None:
+    small = TargetSettings(slots=1, queue=2)
+    async with start(target_settings=small) as local:
+        jobs = [local.tokens(request_for(f"r{i}", (i + 1,), max_tokens=30)) for i in range(8)]
+        results = await asyncio.gather(*jobs, return_exceptions=True)
+        refused = [r for r in results if isinstance(r, OverloadedError)]
+        assert len(refused) >= 4
+        assert all(isinstance(r, OverloadedError | list) for r in results)
+        await check_all(local, [request_for("after", (9,))])
+
+
+async def test_no_target_is_a_typed_error_after_the_configured_wait(start, request_for) -> None:
+    async with start(targets=0, settings=OrchestratorSettings(unavailable_timeout_s=0.05)) as local:
+        with pytest.raises(UnavailableError):
+            await local.tokens(request_for("r", (1,)))
+
+
+async def test_a_deadline_ends_the_request_and_frees_it(start, request_for) -> None:
+    async with start(settings=OrchestratorSettings(request_timeout_s=0.1, discovery_period_s=0.02)) as local:
+        with pytest.raises(DeadlineError):
+            await local.tokens(request_for("r", (1,), max_tokens=2000))
+        await settled(local)

@@ -1,0 +1,74 @@
+"""The shape of the code: who may import whom, what stays lazy, and that the packages come from this repository."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("actors", "cluster", "deployments")
+FORBIDDEN = {
+    "actors": {"cluster", "deployments", "fastapi", "starlette", "uvicorn"},
+    "cluster": {"deployments", "fastapi", "starlette", "uvicorn"},
+    "deployments": set(),
+    "actors/algorithms": {"ray", "transformers", "vllm", "cluster", "deployments"},
+}
+HEAVY = {"torch", "transformers", "vllm", "ray", "matplotlib"}
+
+
+def modules(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level names imported anywhere in the file, and dotted ones of this project."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            assert node.level == 0, f"{path}: relative import"
+            names.add(node.module)
+    return names
+
+
+@pytest.mark.parametrize("folder", FORBIDDEN)
+def test_imports_run_one_way(folder: str) -> None:
+    for path in modules(folder):
+        top = {name.split(".")[0] for name in imported(path)}
+        assert not top & FORBIDDEN[folder], f"{path.relative_to(ROOT)} imports {top & FORBIDDEN[folder]}"
+
+
+def test_algorithms_know_no_engines_and_no_actors() -> None:
+    allowed = {"actors.algorithms", "actors.messages", "actors.settings", "actors.errors", "actors.engines.protocol"}
+    for path in modules("actors/algorithms"):
+        ours = {name for name in imported(path) if name.split(".")[0] == "actors"}
+        strangers = {name for name in ours if not any(name == a or name.startswith(a + ".") for a in allowed)}
+        assert not strangers, f"{path.relative_to(ROOT)} imports {strangers}"
+
+
+def test_engines_do_not_know_the_actors_that_drive_them() -> None:
+    drivers = {
+        f"actors.{name}" for name in ("target", "draft", "orchestrator", "replica", "links", "tier", "connection")
+    }
+    for path in modules("actors/engines"):
+        assert not imported(path) & drivers, path
+
+
+def test_the_packages_are_this_repositorys() -> None:
+    code = "import actors, cluster, deployments; print(actors.__file__, cluster.__file__, deployments.__file__)"
+    printed = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert printed == [str(ROOT / package / "__init__.py") for package in PACKAGES]
+
+
+@pytest.mark.parametrize("code", ["import deployments.cli", "import deployments", "import cluster.config"])
+def test_nothing_heavy_is_imported_to_print_help(code: str) -> None:
+    script = f"import sys; {code}; print(*({HEAVY!r} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.split() == []
