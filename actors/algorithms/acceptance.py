@@ -32,6 +32,12 @@ class Rows(Protocol):
     def __getitem__(self, i: int, /) -> Tensor: ...
 
 
+class Choices(Protocol):
+    """The target's own tokens by position; they may be made when asked for."""
+
+    def __getitem__(self, i: int, /) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """tau accepted draft tokens, and y [V], the distribution (not normalised) of the token that follows them."""
@@ -53,7 +59,7 @@ def usable_support(support: Support | None, token: int, vocabulary: int) -> Supp
     return Support(support.tokens, tuple(p / total for p in support.probabilities))
 
 
-def coupled(choices: Sequence[int], x: Sequence[int]) -> int:
+def coupled(choices: Choices, x: Sequence[int]) -> int:
     """tau when the target's own choices (argmax of log p + g, or greedy) are known: drafts stand while they agree.
 
     choices may stop after the first disagreement. Daliri, Musco, Suresh, "Coupling without communication and
@@ -108,13 +114,16 @@ def block_acceptance(p: Rows, q: Sequence[Support | None], x: Sequence[int]) -> 
         p_i.append(min(p_i[-1] * acceptance_ratio(p[i], q[i], token), 1.0) if p_i[-1] > 0 else 0.0)
     h = []
     for i in range(1, k):
+        if p_i[i] == 0:  # the target cannot say X_i, so what it would say afterwards is never asked for
+            h.append(0.0)
+            continue
         s = residual_mass(p[i], q[i], x[i], p_i[i])
         rest = 1 - p_i[i]
         h.append(1.0 if rest <= 0 else s / (s + rest))
     return p_i, [*h, p_i[k]] if k else []
 
 
-def typical(p: Rows, choices: Sequence[int], x: Sequence[int], epsilon: float = 0.09, delta: float = 0.3) -> int:
+def typical(p: Rows, choices: Choices, x: Sequence[int], epsilon: float = 0.09, delta: float = 0.3) -> int:
     """tau of typical acceptance: X_i stands if p(X_i) > min(epsilon, delta exp(-H(p))), or if it is the choice anyway.
 
     RELAXED: the output is not distributed as p. Cai et al., "Medusa" (2024), section 3.3.1. `choices` may be lazy.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -63,34 +63,58 @@ class History:
             self.counts[token] += 1
 
 
-def adjust(row: Tensor, sampling: SamplingSettings, history: History, eos: Sequence[int]) -> None:
+def adjust(
+    row: Tensor, sampling: SamplingSettings, history: History, eos: Sequence[int], columns: Columns | None = None
+) -> None:
     """Apply masks, bias and penalties to `row` [V] in place; what cannot be chosen becomes -inf.
 
-    Ids outside the vocabulary are ignored here; engines refuse them when a request arrives (`check_ids`).
+    columns: where a row holds only some of the vocabulary. Ids that the row does not hold are ignored; engines
+    refuse ids outside the vocabulary when a request arrives (`check_ids`).
     """
-    size = row.shape[-1]
+    columns = columns or Columns(row.shape[-1])
     if sampling.allowed_token_ids is not None:
-        allowed = _ids(sampling.allowed_token_ids, row)
+        allowed = columns.of(sampling.allowed_token_ids, row)
         kept = row[allowed]
         row.fill_(-math.inf)
         row[allowed] = kept
     if sampling.bad_words:
         banned = [word[-1] for word in sampling.bad_words if word and _ends_with(history.tail, word[:-1])]
-        row[_ids(banned, row)] = -math.inf
+        row[columns.of(banned, row)] = -math.inf
     if history.length < sampling.min_tokens:
-        row[_ids((*eos, *sampling.stop_token_ids), row)] = -math.inf
+        row[columns.of((*eos, *sampling.stop_token_ids), row)] = -math.inf
     if sampling.logit_bias:
-        pairs = [(token, bias) for token, bias in sampling.logit_bias.items() if token < size]
-        row[_ids([token for token, _ in pairs], row)] += _values([bias for _, bias in pairs], row)
+        row[columns.of(sampling.logit_bias, row)] += columns.values(sampling.logit_bias, row)
     if sampling.repetition_penalty != 1:
-        said = _ids(history.prompt | history.counts.keys(), row)
+        said = columns.of(history.prompt | history.counts.keys(), row)
         scores = row[said]
         factor = sampling.repetition_penalty
         row[said] = torch.where(scores > 0, scores / factor, scores * factor)
     if (sampling.presence_penalty or sampling.frequency_penalty) and history.counts:
-        said = _ids(history.counts, row)
-        times = _values([count for token, count in history.counts.items() if token < size], row)
-        row[said] -= sampling.frequency_penalty * times + sampling.presence_penalty
+        times = columns.values(history.counts, row)
+        row[columns.of(history.counts, row)] -= sampling.frequency_penalty * times + sampling.presence_penalty
+
+
+class Columns:
+    """Which column of a row belongs to a token: the id itself, or where `ids` [V'] has it."""
+
+    def __init__(self, size: int, ids: Tensor | None = None) -> None:
+        self._size = size
+        self._column = None if ids is None else {token: n for n, token in enumerate(ids.tolist())}
+
+    def of(self, tokens: Iterable[int], row: Tensor) -> Tensor:
+        """int64: the columns of those tokens that the row holds, in their order."""
+        found = [self._find(token) for token in tokens]
+        return torch.tensor([n for n in found if n is not None], dtype=torch.int64, device=row.device)
+
+    def values(self, by_token: Mapping[int, float], row: Tensor) -> Tensor:
+        """The values of those tokens that the row holds, in their order."""
+        found = [value for token, value in by_token.items() if self._find(token) is not None]
+        return torch.tensor(found, dtype=row.dtype, device=row.device)
+
+    def _find(self, token: int) -> int | None:
+        if self._column is not None:
+            return self._column.get(token)
+        return token if token < self._size else None
 
 
 def thresholds(scaled: Tensor, sampling: SamplingSettings) -> Tensor:
@@ -156,12 +180,3 @@ def check_ids(sampling: SamplingSettings, vocabulary: int) -> str | None:
 
 def _ends_with(tail: Sequence[int], prefix: Sequence[int]) -> bool:
     return not prefix or tuple(tail[-len(prefix) :]) == tuple(prefix)
-
-
-def _ids(tokens: Sequence[int] | set[int] | Counter[int], row: Tensor) -> Tensor:
-    size = row.shape[-1]
-    return torch.tensor([token for token in tokens if token < size], dtype=torch.int64, device=row.device)
-
-
-def _values(values: Sequence[float], row: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=row.dtype, device=row.device)

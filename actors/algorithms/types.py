@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from actors.errors import OutriderError
 from actors.messages import Alternatives, Support
 from actors.settings import Rule, SamplingSettings
 
@@ -34,10 +35,12 @@ class Block:
 class Outcome:
     """What a pass decided for one block: the accepted draft tokens, then one correction or bonus token.
 
-    margins and alternatives are empty unless the request asks for them.
+    margins (in units of logits) and alternatives are empty unless the request asks for them.
+    error: no token can be chosen after `tokens` (they may be empty): the request ends here, the others go on.
     """
 
     tokens: tuple[int, ...]
     accepted: int
     alternatives: tuple[Alternatives, ...] = ()
     margins: tuple[float, ...] = ()
+    error: OutriderError | None = None

@@ -1,0 +1,150 @@
+"""The draft's side of the acceptance rules: what may follow a prefix, best first.
+
+Knows nothing of trees, models or links. A draft applies what is cheap of the sampling settings (temperature, top_k,
+top_p, min_p, logit_bias, allowed ids, min_tokens; penalties where the row brings a history). What it leaves out costs
+acceptance, never exactness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from actors.algorithms import sampling
+from actors.algorithms.noise import NoiseSource, Stream, row_key
+from actors.messages import Support
+from actors.settings import Rule, SamplingSettings
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRow:
+    """One prefix to be continued.
+
+    position: absolute position of the children. prefix: its key, which makes the draw of a probabilistic rule its own.
+    prompt, output: the history, where the draft is to apply penalties; `generated` is the length of the answer so far
+    (for min_tokens).
+    """
+
+    sampling: SamplingSettings
+    seed: int
+    position: int
+    prefix: int = 0
+    prompt: Sequence[int] = ()
+    output: Sequence[int] | None = None
+    generated: int | None = None
+    eos: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RankedRow:
+    """Children of one prefix: target token ids, the sampled one first, with the draft's own confidence in each."""
+
+    tokens: tuple[int, ...]
+    confidences: tuple[float, ...]
+    support: Support | None = None
+
+
+@torch.no_grad()
+def rank_children(
+    logits: Tensor,
+    rows: Sequence[DraftRow],
+    *,
+    branching: int,
+    support: int,
+    rule: Rule,
+    vocabulary: Tensor | None = None,
+) -> list[RankedRow]:
+    """Rank what may follow each prefix.
+
+    logits: [N, V'], any float type. vocabulary: target token id of each column, int64 [V']; None if they are the same.
+    branching: children per row. support: most ids of q, for the probabilistic rules.
+
+    Coupled and typical: the best of log q + g with the target's own noise, or of log q when greedy; the confidence is
+    the softmax of those scores. Rejection and block: one draw from q, restricted to its `support` best ids and
+    renormalised *before* the draw, then the other ids by q; the confidence is q.
+    """
+    if len(rows) != logits.shape[0]:
+        raise ValueError(f"{len(rows)} rows of logits are needed, not {logits.shape[0]}")
+    scores = logits if logits.dtype == torch.float64 else logits.float()
+    ids = torch.arange(logits.shape[1], device=logits.device) if vocabulary is None else vocabulary
+    ranker = _Ranker(ids, scores.dtype, branching, support, vocabulary is None)
+    shared = rule in ("coupled", "typical")
+    return [
+        ranker.shared(scores[n], row) if shared or row.sampling.greedy else ranker.drawn(scores[n], row)
+        for n, row in enumerate(rows)
+    ]
+
+
+class _Ranker:
+    """Buffers and settings shared by the rows of a step."""
+
+    def __init__(self, ids: Tensor, dtype: torch.dtype, branching: int, support: int, same_ids: bool) -> None:
+        self._ids = ids
+        self._dtype = dtype
+        self._branching = min(branching, len(ids))
+        self._support = min(support, len(ids))
+        self._columns = sampling.Columns(len(ids), None if same_ids else ids)
+        self._noise: NoiseSource | None = None
+
+    def shared(self, row: Tensor, ask: DraftRow) -> RankedRow:
+        """Coupled, typical and greedy: deterministic given the shared noise."""
+        scores = self._shaped(row, ask)
+        if not ask.sampling.greedy:
+            if self._noise is None:
+                self._noise = NoiseSource(self._ids, self._dtype)
+            scores = scores - self._noise.negated([row_key(ask.seed, ask.position)])[0]
+        best, columns = scores.topk(self._branching)
+        confidences = (best - scores.logsumexp(-1)).exp().tolist()
+        return self._ranked(columns, confidences, None)
+
+    def drawn(self, row: Tensor, ask: DraftRow) -> RankedRow:
+        """Rejection and block: one draw from the very q that is sent along."""
+        best, columns = self._shaped(row, ask).topk(self._support)
+        kept = best > -torch.inf
+        best, columns = best[kept], columns[kept]
+        if not len(best):  # a row of NaN, or one that settings leave empty, proposes nothing
+            return RankedRow((), ())
+        q = best.double().softmax(-1)
+        noise = NoiseSource(self._ids[columns], torch.float64)
+        draws = q.log() - noise.negated([row_key(ask.seed, ask.position, Stream.DRAFT, ask.prefix)])[0]
+        first = int(draws.argmax())
+        order = [first, *(n for n in range(min(self._branching, len(q))) if n != first)][: self._branching]
+        support = Support(tuple(self._ids[columns].tolist()), tuple(q.tolist()))
+        return self._ranked(columns[order], q[order].tolist(), support)
+
+    def _ranked(self, columns: Tensor, confidences: list[float], support: Support | None) -> RankedRow:
+        sound = [n for n, confidence in enumerate(confidences) if confidence > 0]  # no NaN, nothing masked
+        tokens = self._ids[columns].tolist()
+        return RankedRow(tuple(tokens[n] for n in sound), tuple(confidences[n] for n in sound), support)
+
+    def _shaped(self, row: Tensor, ask: DraftRow) -> Tensor:
+        """Scores [V'], not normalised, -inf outside what the settings keep."""
+        settings = self._cheap(ask)
+        if sampling.adjusts(settings):
+            row = row.clone()
+            history = sampling.History(ask.prompt, ask.output or (), settings)
+            if ask.generated is not None:
+                history.length = ask.generated
+            sampling.adjust(row, settings, history, ask.eos, self._columns)
+        if settings.greedy:
+            return row
+        scaled = row / settings.temperature
+        if sampling.filters(settings):
+            scaled = torch.where(scaled >= sampling.thresholds(scaled[None], settings), scaled, -torch.inf)
+        return scaled
+
+    @staticmethod
+    def _cheap(ask: DraftRow) -> SamplingSettings:
+        """What this row can apply: everything with a history, otherwise what needs none."""
+        settings = ask.sampling
+        if ask.output is not None:
+            return settings
+        without: dict[str, object] = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+        without["bad_words"] = tuple(word for word in settings.bad_words if len(word) == 1)
+        if ask.generated is None:
+            without["min_tokens"] = 0
+        changed = {name: value for name, value in without.items() if getattr(settings, name) != value}
+        return settings.model_copy(update=changed) if changed else settings

@@ -1,0 +1,292 @@
+"""One target pass: the logits of many blocks become what each sequence commits.
+
+Knows nothing of engines or scheduling. Every block gets the token that plain decoding would have given at each
+position (coupled rule, greedy) or a draw from the same distribution (rejection, block); see acceptance.py. Rows past
+the first rejection are not looked at, and a full-vocabulary row is copied only where settings change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from actors.algorithms import acceptance, sampling
+from actors.algorithms.noise import NoiseSource, Stream, row_key, uniform
+from actors.algorithms.types import Block, Outcome
+from actors.errors import EngineError, InvalidSettingError, OutriderError
+from actors.messages import Alternatives
+
+T = TypeVar("T")
+
+
+class Grammar(Protocol):
+    """A constraint on the answer, standing at the block's first position."""
+
+    def masks(self, drafts: Sequence[int]) -> Tensor:
+        """bool [n, V]: what may follow the first 0, 1, ... of `drafts`; n <= k + 1 (none past a draft not allowed)."""
+
+
+class _NoChoiceError(Exception):
+    """No token can be chosen at a position."""
+
+    def __init__(self, reason: OutriderError) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@torch.no_grad()
+def verify_blocks(
+    logits: Tensor, blocks: Sequence[Block], grammars: Sequence[Grammar | None] | None = None
+) -> list[Outcome]:
+    """Decide all blocks of a pass.
+
+    logits: [N, V], any float type, where block i owns the next len(drafts) + 1 rows.
+    grammars: one per block, or None where the answer is free.
+
+    Raises ValueError if the rows do not add up. A block for which no token can be chosen gets an Outcome with an
+    `error` (InvalidSettingError if its settings leave nothing, EngineError if the model returned no numbers).
+    """
+    rows = sum(len(block.drafts) + 1 for block in blocks)
+    if rows != logits.shape[0]:
+        raise ValueError(f"{rows} rows of logits are needed for these blocks, not {logits.shape[0]}")
+    verifier = _Pass(logits)
+    start = 0
+    outcomes = []
+    ready = verifier.choose_all(blocks, grammars)
+    for number, block in enumerate(blocks):
+        grammar = grammars[number] if grammars is not None else None
+        outcomes.append(_Decider(verifier, block, start, grammar, ready.get(number)).decide())
+        start += len(block.drafts) + 1
+    return outcomes
+
+
+class _Pass:
+    """What the blocks of a pass share: the logits, and the noise buffers."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits if logits.dtype == torch.float64 else logits.float()
+        self.size = logits.shape[1]
+        self.on_cpu = logits.device.type == "cpu"
+        self._source: NoiseSource | None = None
+        self._scores: Tensor | None = None
+
+    def perturbed(self, scaled: Tensor, key: int) -> Tensor:
+        """scaled + g [V]; overwritten by the next call."""
+        if self._source is None or self._scores is None:
+            tokens = torch.arange(self.size, device=scaled.device)
+            self._source = NoiseSource(tokens, self.logits.dtype)
+            self._scores = torch.empty_like(scaled)
+        return torch.sub(scaled, self._source.negated([key])[0], out=self._scores)
+
+    def choose_all(self, blocks: Sequence[Block], grammars: Sequence[Grammar | None] | None) -> dict[int, list[int]]:
+        """Off the CPU, where a launch costs more than arithmetic: all simple blocks' choices in one go, by block."""
+        if self.on_cpu:
+            return {}
+        numbers: list[int] = []
+        rows: list[int] = []
+        temperatures: list[float] = []
+        keys: list[int] = []
+        start = 0
+        for number, block in enumerate(blocks):
+            free = grammars is None or grammars[number] is None
+            if free and _is_simple(block):
+                greedy = block.sampling.greedy
+                numbers.append(number)
+                rows.extend(range(start, start + len(block.drafts) + 1))
+                for i in range(len(block.drafts) + 1):
+                    temperatures.append(0.0 if greedy else block.sampling.temperature)
+                    keys.append(row_key(block.seed, block.position + i))
+            start += len(block.drafts) + 1
+        if not rows:
+            return {}
+        scores = self.logits if len(rows) == self.logits.shape[0] else self.logits[rows]
+        if any(temperatures):
+            heat = torch.tensor(temperatures, dtype=scores.dtype, device=scores.device)[:, None]
+            source = NoiseSource(torch.arange(self.size, device=scores.device), scores.dtype, rows=len(rows))
+            scores = torch.addcmul(scores, source.negated(keys), heat, value=-1)
+        best, tokens = scores.max(-1)
+        chosen = torch.where(best.isfinite(), tokens, -1).tolist()
+        ready: dict[int, list[int]] = {}
+        at = 0
+        for number in numbers:
+            count = len(blocks[number].drafts) + 1
+            ready[number] = chosen[at : at + count]
+            at += count
+        return ready
+
+
+def _is_simple(block: Block) -> bool:
+    """Whether a row's choice is argmax(logits + temperature * noise)."""
+    settings = block.sampling
+    if sampling.adjusts(settings) or settings.margins:
+        return False
+    return settings.greedy or (block.rule == "coupled" and not sampling.filters(settings))
+
+
+class _Decider:
+    """One block of a pass. Rows are worked on when a rule asks for them, in order."""
+
+    def __init__(
+        self, verifier: _Pass, block: Block, start: int, grammar: Grammar | None, ready: list[int] | None
+    ) -> None:
+        self._pass = verifier
+        self._block = block
+        self._start = start
+        self._settings = block.sampling
+        # An id that the target does not have is a token of probability zero: the block ends before it.
+        inside = [0 <= token < verifier.size for token in block.drafts]
+        self._drafts = list(block.drafts[: inside.index(False)] if False in inside else block.drafts)
+        self._adjusts = sampling.adjusts(block.sampling)
+        self._history = sampling.History(block.prompt, block.output, block.sampling) if self._adjusts else None
+        self._masks = grammar.masks(self._drafts) if grammar is not None else None
+        self._ready = ready
+        self._adjusted: list[Tensor] = []
+        self._choices: dict[int, int] = {}
+        self._margins: dict[int, float] = {}
+        self._p: dict[int, Tensor] = {}
+
+    def decide(self) -> Outcome:
+        tokens: list[int] = []
+        error: OutriderError | None = None
+        try:
+            tau, last = self._apply_rule()
+            tokens = [*self._drafts[:tau], last]
+        except _NoChoiceError as problem:
+            tau, error = self._agreed(), problem.reason
+            tokens = self._drafts[:tau]
+        return Outcome(tuple(tokens), tau, self._alternatives(tokens), self._gaps(tokens), error)
+
+    def _apply_rule(self) -> tuple[int, int]:
+        block, drafts = self._block, self._drafts
+        if self._settings.greedy or block.rule == "coupled":
+            tau = acceptance.coupled(_Lazy(self.choice), drafts)
+            return tau, self.choice(tau)
+        if block.rule == "typical":
+            tau = acceptance.typical(_Lazy(self.p), _Lazy(self.choice), drafts)
+            return tau, self.choice(tau)
+        supports = [*block.supports, *[None] * len(drafts)][: len(drafts)]
+        q = [acceptance.usable_support(s, x, self._pass.size) for s, x in zip(supports, drafts, strict=True)]
+        # Block verification looks at numbers past tau, so they belong to this pass: its first position is their salt.
+        salt = block.position if block.rule == "block" else 0
+        eta = [uniform(block.seed, block.position + i, Stream.ACCEPTANCE, salt) for i in range(len(drafts))]
+        rule = acceptance.block if block.rule == "block" else acceptance.rejection
+        decision = rule(_Lazy(self.p), q, drafts, eta)
+        return decision.tau, self._draw(decision.y.log(), decision.tau, Stream.CORRECTION)
+
+    def choice(self, i: int) -> int:
+        """The target's own token at row i: greedy, or with the shared noise."""
+        if i not in self._choices:
+            if self._ready is not None and self._ready[i] >= 0:
+                self._choices[i] = self._ready[i]
+            elif self._settings.greedy:
+                self._choices[i] = self._best(self._row(i), i, unit=1.0)
+            else:
+                self._choices[i] = self._draw_scaled(self._row(i), i)
+        return self._choices[i]
+
+    def p(self, i: int) -> Tensor:
+        """p [V] at row i."""
+        if i not in self._p:
+            self._p[i] = sampling.log_p(self._row(i), self._settings).exp_()
+        return self._p[i]
+
+    def _row(self, i: int) -> Tensor:
+        """Adjusted logits [V] at row i, which hold a finite maximum."""
+        while len(self._adjusted) <= i:
+            n = len(self._adjusted)
+            row = self._pass.logits[self._start + n]
+            if self._masks is not None:
+                row = row.masked_fill(~self._masks[n], -torch.inf)
+            if self._history is not None:
+                if n:
+                    self._history.append(self._drafts[n - 1])
+                row = row.clone() if self._masks is None else row
+                sampling.adjust(row, self._settings, self._history, self._block.eos)
+            self._adjusted.append(row)
+            self._check(row, n)
+        return self._adjusted[i]
+
+    def _check(self, row: Tensor, n: int) -> None:
+        best = float(row.amax())
+        if best == -torch.inf:
+            raw = float(self._pass.logits[self._start + n].amax())
+            if raw != -torch.inf:
+                raise _NoChoiceError(self._unsatisfiable(n))
+        if not -torch.inf < best < torch.inf:
+            raise _NoChoiceError(EngineError("the model returned no usable scores (NaN or infinite)"))
+
+    def _unsatisfiable(self, n: int) -> OutriderError:
+        settings = self._settings
+        suspects = {
+            "response_format": self._masks is not None,
+            "allowed_token_ids": settings.allowed_token_ids is not None,
+            "min_tokens": len(self._block.output) + n < settings.min_tokens,
+            "bad_words": bool(settings.bad_words),
+        }
+        names = [name for name, used in suspects.items() if used] or ["logit_bias"]
+        return InvalidSettingError(f"no token is left to choose from under {' and '.join(names)}", names[0])
+
+    def _draw_scaled(self, row: Tensor, i: int) -> int:
+        temperature = self._settings.temperature
+        scaled = row / temperature
+        if not sampling.filters(self._settings):
+            scores = self._pass.perturbed(scaled, self._key(i, Stream.SHARED))
+            return self._best(scores, i, unit=temperature)
+        lowest = sampling.thresholds(scaled[None], self._settings)
+        kept = (scaled >= lowest).nonzero()[:, 0]
+        noise = NoiseSource(kept, row.dtype).negated([self._key(i, Stream.SHARED)])[0]
+        return int(kept[self._best(scaled[kept] - noise, i, unit=temperature)])
+
+    def _draw(self, log_y: Tensor, i: int, stream: Stream) -> int:
+        return self._best(self._pass.perturbed(log_y, self._key(i, stream)), i, unit=self._settings.temperature)
+
+    def _key(self, i: int, stream: Stream) -> int:
+        return row_key(self._block.seed, self._block.position + i, stream)
+
+    def _best(self, scores: Tensor, i: int, unit: float) -> int:
+        if self._settings.margins:
+            two = scores.topk(min(2, scores.numel())).values
+            self._margins[i] = float(two[0] - two[1]) * unit if two.numel() > 1 else float("inf")
+        # NumPy's argmax is vectorised, torch's on a CPU is not.
+        return int(scores.numpy().argmax()) if self._pass.on_cpu else int(scores.argmax())
+
+    def _agreed(self) -> int:
+        """Draft tokens that stood before the row for which no token can be chosen (coupled and greedy only)."""
+        tau = 0
+        while tau < len(self._drafts) and self._choices.get(tau) == self._drafts[tau]:
+            tau += 1
+        return tau
+
+    def _gaps(self, tokens: Sequence[int]) -> tuple[float, ...]:
+        """A choice's lead over the runner-up; only where tokens are choices, not draws."""
+        deterministic = self._settings.greedy or self._block.rule == "coupled"
+        if not (self._settings.margins and deterministic):
+            return ()
+        return tuple(self._margins[i] for i in range(len(tokens)))
+
+    def _alternatives(self, tokens: Sequence[int]) -> tuple[Alternatives, ...]:
+        count = self._settings.logprobs
+        if count is None or not tokens:
+            return ()
+        raw = self._pass.logits[self._start : self._start + len(tokens)]
+        normaliser = raw.logsumexp(-1, keepdim=True)
+        chosen = (raw.gather(1, torch.tensor(tokens, device=raw.device)[:, None]) - normaliser)[:, 0].tolist()
+        best = raw.topk(min(count, raw.shape[1]), dim=-1)
+        values, ids = (best.values - normaliser).tolist(), best.indices.tolist()
+        return tuple(
+            Alternatives(logprob, tuple(zip(top_ids, top_values, strict=True)))
+            for logprob, top_ids, top_values in zip(chosen, ids, values, strict=True)
+        )
+
+
+class _Lazy(Generic[T]):
+    """Items by position, made when asked for."""
+
+    def __init__(self, make: Callable[[int], T]) -> None:
+        self._make = make
+
+    def __getitem__(self, i: int) -> T:
+        return self._make(i)
