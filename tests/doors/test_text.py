@@ -5,30 +5,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tiny import byte_codec
+from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from actors.errors import PromptError, PromptTooLongError
 from actors.stops import StopMatcher
 from actors.text import TextCodec
 from actors.words import WordCodec
-
-
-def _byte_level() -> TextCodec:
-    """One token per byte, plus one merged token and two special ones: every character beyond ASCII is split."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {"<|end|>": 0, "<|user|>": 1} | {c: i + 2 for i, c in enumerate(alphabet)}
-    vocabulary["he"] = len(vocabulary)
-    tokenizer = Tokenizer(models.BPE(vocabulary, [("h", "e")]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|end|>", "<|user|>"])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
-    fast.chat_template = (
-        "{% for m in messages %}{% if m.role == 'bad' %}{{ raise_exception('no such role') }}{% endif %}"
-        "<|user|>{{ m.content }}<|end|>{% endfor %}"
-    )
-    return TextCodec(fast)
 
 
 def _metaspace() -> TextCodec:
@@ -44,7 +28,7 @@ def _metaspace() -> TextCodec:
     return TextCodec(PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>"))
 
 
-BYTES = _byte_level()
+BYTES = byte_codec()
 PIECES = _metaspace()
 
 

@@ -1,0 +1,57 @@
+"""The first and last thing that touches a request: its id, and the reading of its body within bounds."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deployments.refusals import BodyTooLargeError, MediaTypeError
+
+_HEADER = "x-request-id"
+_SANE_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class RequestIdMiddleware:
+    """Gives every request an id, the client's own if it sent a sane one, and sends it back."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        sent = next((value.decode("latin-1") for name, value in scope["headers"] if name == _HEADER.encode()), "")
+        id_ = sent if _SANE_ID.fullmatch(sent) else f"req-{secrets.token_hex(12)}"
+        scope.setdefault("state", {})["request_id"] = id_
+
+        async def stamped(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[_HEADER] = id_
+            await send(message)
+
+        await self._app(scope, receive, stamped)
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The JSON body. Raises MediaTypeError if it is declared as something else, BodyTooLargeError past `limit`."""
+    declared = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
+    if declared != "application/json" and not declared.endswith("+json"):
+        raise MediaTypeError(f"the body must be sent as application/json, not {declared}")
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > limit:
+        raise _too_large(limit)
+    received = bytearray()
+    async for part in request.stream():
+        received += part
+        if len(received) > limit:
+            raise _too_large(limit)
+    return bytes(received)
+
+
+def _too_large(limit: int) -> BodyTooLargeError:
+    return BodyTooLargeError(f"the body is longer than {limit} bytes")

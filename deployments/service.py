@@ -1,0 +1,64 @@
+"""What the doors need from whatever generates: the orchestrator behind a Serve handle, or a stand-in in tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from actors.messages import Delta, GenerationRequest
+from actors.settings import Rule
+from actors.text import TextStream
+
+
+class Service(Protocol):
+    """Generates answers. Closing the iterator of `generate` frees everything the request took."""
+
+    def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]: ...
+
+    async def status(self) -> dict[str, object]: ...
+
+    async def ready(self) -> bool: ...
+
+
+class Codec(Protocol):
+    """Between text and token ids; TextCodec and WordCodec."""
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    def encode(self, text: str, limit: int | None = None, special: bool = True) -> tuple[int, ...]: ...
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None = None,
+        limit: int | None = None,
+    ) -> tuple[int, ...]: ...
+
+    def decode(self, tokens: Sequence[int]) -> str: ...
+
+    def piece(self, token: int) -> bytes: ...
+
+    def stream(self, prompt: Sequence[int], stop: Sequence[str] = (), min_tokens: int = 0) -> TextStream: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What is served, as clients may know it. `created` is in Unix seconds, `context` in tokens."""
+
+    model_id: str
+    context: int
+    rule: Rule = "coupled"
+    created: int = 0
+    version: str = "0"
+
+    @property
+    def exact(self) -> bool:
+        """Whether answers are distributed as the target's own."""
+        return self.rule != "typical"
+
+    @property
+    def fingerprint(self) -> str:
+        """OpenAI's system_fingerprint: what else but the seed decides an answer."""
+        return f"outrider-{self.version}-{self.rule}"
