@@ -96,12 +96,16 @@ class Ingress(Settings):
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
     route_prefix: str = "/"
     replicas: Annotated[int, Field(ge=1)] = 1
+    labels: dict[str, str] = {}
+    """Ray node labels that the node must carry."""
 
 
 class Orchestrators(Settings):
     """The orchestrator deployment."""
 
     replicas: Annotated[int, Field(ge=1)] = 1
+    labels: dict[str, str] = {}
+    """Ray node labels that the node must carry."""
     settings: OrchestratorSettings = OrchestratorSettings()
 
 
