@@ -1,0 +1,184 @@
+"""How many draft tokens of each sequence a pass verifies, and how long a pass is worth holding for drafts.
+
+Both answers maximise expected committed tokens per second of the target. A draft token is verified if what it adds
+(the probability that it and all before it are accepted) exceeds what its share of the pass could commit elsewhere;
+under load that bar rises to one and speculation ends by itself. (Goodput, as in Liu et al., "Optimizing speculative
+decoding for serving large language models using goodput", 2024, per token instead of per batch.)
+
+Pure: seconds come in as arguments. Knows nothing of engines, mailboxes or links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from actors.algorithms.waiting import WaitingRule
+from actors.settings import LookaheadSettings
+
+
+class PassCost:
+    """Online fit of a pass's seconds, a + b · tokens.
+
+    Passes are gathered by size, each size with a running mean that outliers pull little; the line is fitted through
+    these. A size that is no longer seen keeps a tenth of its weight, so that the slope is not forgotten while
+    all passes are alike; a stale size corrects itself, since a wrong slope leads to passes of other sizes.
+    """
+
+    def __init__(self, memory: float = 0.95) -> None:
+        self._memory = memory
+        self._sizes: dict[int, list[float]] = {}  # size class -> [weight, tokens, seconds]
+        self.base = 0.0
+        self.slope = 0.0
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """A pass over `tokens` tokens took `seconds`."""
+        for entry in self._sizes.values():
+            entry[0] = max(entry[0] * self._memory, min(entry[0], 0.1))
+        # A class spans about a fifth of its size: neighbours differ by less than the noise of a pass.
+        size_class = tokens if tokens < 10 else int(tokens / 2 ** (tokens.bit_length() - 4)) + 8 * tokens.bit_length()
+        entry = self._sizes.setdefault(size_class, [0.0, float(tokens), seconds])
+        # One slow pass (garbage collection, a compilation) counts as one that is half as slow again at most.
+        seconds = min(seconds, 1.5 * entry[2])
+        entry[0] = min(entry[0] + 0.2, 1.0)
+        share = max(0.1, 0.2 / entry[0]) if entry[0] < 1.0 else 0.1
+        entry[1] += share * (tokens - entry[1])
+        entry[2] += share * (seconds - entry[2])
+        self._fit()
+
+    def _fit(self) -> None:
+        entries = self._sizes.values()
+        mass = sum(w for w, _, _ in entries)
+        mean_x = sum(w * x for w, x, _ in entries) / mass
+        mean_y = sum(w * y for w, _, y in entries) / mass
+        spread = sum(w * (x - mean_x) ** 2 for w, x, _ in entries)
+        joint = sum(w * (x - mean_x) * (y - mean_y) for w, x, y in entries)
+        # Neither part of a cost is negative.
+        self.slope = min(max(joint / spread, 0.0), mean_y / mean_x) if spread > 0 else 0.0
+        self.base = mean_y - self.slope * mean_x
+
+    def __call__(self, tokens: float) -> float:
+        """Expected seconds of a pass over `tokens` tokens; 0 while nothing was observed."""
+        return self.base + self.slope * tokens
+
+
+def choose(paths: Sequence[Sequence[float]], cost: PassCost, plain_tokens: int) -> list[int]:
+    """The lookahead of each sequence that maximises expected committed tokens per second of one pass.
+
+    paths: per sequence, the probability that each draft token is accepted given that those before it are.
+    plain_tokens: tokens in the pass without any draft: last committed tokens and prompt chunks.
+    """
+    gains: list[tuple[float, int]] = []
+    for i, confidences in enumerate(paths):
+        reach = 1.0
+        for confidence in confidences:
+            reach *= confidence
+            gains.append((reach, i))
+    gains.sort(key=lambda gain: -gain[0])
+    chosen = [0] * len(paths)
+    committed, seconds = float(len(paths)), cost(plain_tokens)
+    for gain, i in gains:
+        # The ratio rises as long as the next token commits more per second than the pass does so far.
+        if gain <= 0.0 or gain * seconds < committed * cost.slope:
+            break
+        chosen[i] += 1
+        committed += gain
+        seconds += cost.slope
+    return chosen
+
+
+class _Trust:
+    """How far one sequence keeps what its confidences promise: accepted over promised, with a prior and forgetting."""
+
+    __slots__ = ("kept", "promised")
+
+    PRIOR = 8.0
+    MEMORY = 0.97
+
+    def __init__(self) -> None:
+        self.kept = self.promised = 0.0
+
+    def factor(self) -> float:
+        return (self.PRIOR + self.kept) / (self.PRIOR + self.promised)
+
+    def fade(self) -> None:
+        """Without news, the next proposal gets a fresh chance in time."""
+        self.kept *= self.MEMORY
+        self.promised *= self.MEMORY
+
+    def observe(self, confidences: Sequence[float], accepted: int) -> None:
+        for confidence in confidences[: accepted + 1]:
+            self.promised += confidence
+        self.kept += accepted
+
+
+class LookaheadController:
+    """Decides for one target replica. Used from its model thread."""
+
+    def __init__(self, settings: LookaheadSettings) -> None:
+        self.cost = PassCost()
+        self._settings = settings
+        self._trust: dict[str, _Trust] = {}
+        self._waiting = WaitingRule(settings.max_wait_ms / 1e3)
+        self._accepted = self._tried = 0
+
+    # -- lookahead -----------------------------------------------------------------------------------------------
+
+    def plan(self, paths: Mapping[str, Sequence[float]], plain_tokens: int) -> dict[str, int]:
+        """Lookahead of each sequence in the pass that is formed now.
+
+        paths: confidences of the draft tokens at hand. plain_tokens: tokens in the pass without any of them.
+        """
+        settings = self._settings
+        if settings.mode != "adaptive":
+            limit = settings.maximum if settings.mode == "fixed" else self._scheduled(len(paths))
+            return {name: min(len(path), limit) for name, path in paths.items()}
+        trusted = [self._trusted(name, path[: settings.maximum]) for name, path in paths.items()]
+        return dict(zip(paths, choose(trusted, self.cost, plain_tokens), strict=True))
+
+    def _scheduled(self, batch: int) -> int:
+        steps = [size for size in self._settings.schedule if size <= batch]
+        return min(self._settings.schedule[max(steps)] if steps else self._settings.maximum, self._settings.maximum)
+
+    def _trusted(self, name: str, path: Sequence[float]) -> Sequence[float]:
+        trust = self._trust.get(name)
+        if trust is None:
+            return path
+        trust.fade()
+        factor = trust.factor()
+        return [min(1.0, factor * confidence) for confidence in path]
+
+    def observe_block(self, sequence: str, confidences: Sequence[float], accepted: int) -> None:
+        """Of a proposal with these confidences, the first `accepted` tokens were accepted."""
+        self._trust.setdefault(sequence, _Trust()).observe(confidences, accepted)
+        self._accepted += accepted
+        self._tried += min(accepted + 1, len(confidences))
+
+    def observe_pass(self, tokens: int, rows: int, seconds: float) -> None:
+        """A pass over `tokens` tokens of `rows` sequences took `seconds`."""
+        if tokens > 0 and seconds > 0:
+            self.cost.observe(tokens, seconds)
+            self._waiting.end_pass(rows, self._accepted, self._tried, seconds)
+        self._accepted = self._tried = 0
+
+    def forget(self, sequence: str) -> None:
+        """The sequence has ended."""
+        self._trust.pop(sequence, None)
+        self._waiting.forget(sequence)
+
+    # -- waiting -------------------------------------------------------------------------------------------------
+
+    def hold(self, now: float, ready: Mapping[str, int], plain: int) -> float:
+        """Seconds that the pass about to be formed is worth holding from `now` on; 0 means go.
+
+        ready: draft tokens at hand, for each sequence that could use some. plain: other sequences in the pass.
+        To be asked again whenever drafts arrive. All holds before one pass add up to at most max_wait_ms.
+        """
+        settings = self._settings
+        limit = self._scheduled(len(ready) + plain) if settings.mode == "scheduled" else settings.maximum
+        if settings.wait == "never" or not ready or limit == 0:
+            return 0.0
+        return self._waiting.hold(now, ready, limit, self.cost.slope, settings.wait == "bounded")
+
+    def observe_offer(self, now: float, sequence: str) -> None:
+        """Drafts for `sequence` arrived at `now`."""
+        self._waiting.offer(sequence)
