@@ -68,7 +68,7 @@ class WaitingRule:
 
     def end_pass(self, rows: int, accepted: int, tried: int, seconds: float) -> None:
         """A pass of `seconds` over `rows` sequences accepted `accepted` of `tried` tokens up to each rejection."""
-        held = 0.0 if self._since is None else self._now - self._since
+        held = self._elapsed(self._now)
         self._committed += 0.05 * (rows + accepted - self._committed)
         self._seconds += 0.05 * (seconds + held - self._seconds)
         if tried:
@@ -94,7 +94,7 @@ class WaitingRule:
         for name, count in ready.items():
             if count < limit and name in self._followed:
                 due[count] += 1
-        left = self._longest - (now - self._since)
+        left = self._longest - self._elapsed(now)
         wait = 0.0
         if left >= SOONEST_S and any(due):
             wait = (left if due[0] else 0.0) if bounded else self._worth(now, due, left, token_seconds)
@@ -104,6 +104,9 @@ class WaitingRule:
         self._give_up(now)
         return 0.0
 
+    def _elapsed(self, now: float) -> float:
+        return 0.0 if self._since is None else now - self._since
+
     def _learn(self, now: float, ready: Mapping[str, int]) -> None:
         grew = False
         for name, count in ready.items():
@@ -112,7 +115,7 @@ class WaitingRule:
                 continue
             grew = True
             if before == 0:
-                self._first.came(now - (self._since or now))
+                self._first.came(self._elapsed(now))
             else:
                 self._next.came((now - self._grew_at) / (count - before))
         if grew:
@@ -121,7 +124,7 @@ class WaitingRule:
 
     def _worth(self, now: float, due: list[int], left: float, token_seconds: float) -> float:
         """The wait with the largest gain over its cost; 0 if there is none."""
-        elapsed, limit = now - (self._since or now), len(due)
+        elapsed, limit = self._elapsed(now), len(due)
         if self._first.seconds is None or self._idle_passes >= UNTRIED:  # no experience, or an old one: try
             self._awaited.add(0)
             return left if due[0] else 0.0
@@ -130,6 +133,7 @@ class WaitingRule:
         first_in = self._first.due_in(elapsed)
         next_in = abs(gap - (now - self._grew_at))
         values = [max(0.0, self._acceptance ** (n + 1) - rate * token_seconds) for n in range(limit)]
+        gap = max(gap, SOONEST_S)
         best, best_wait = 0.0, 0.0
         for start in (first_in, next_in):
             for more in range(limit):
@@ -152,7 +156,7 @@ class WaitingRule:
         """The hold ends. What was awaited for twice its usual time and did not come has failed."""
         first, following = self._first, self._next
         patience = self._longest if first.seconds is None else min(2 * first.seconds, self._longest)
-        if 0 in self._awaited and 0 in self._seen.values() and now - (self._since or now) >= patience - SOONEST_S:
+        if 0 in self._awaited and 0 in self._seen.values() and self._elapsed(now) >= patience - SOONEST_S:
             first.failed()
             if first.seconds is None:
                 first.seconds = 2 * self._longest  # longer than anyone waits: not before the next trial
