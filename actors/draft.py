@@ -12,7 +12,7 @@ from actors import telemetry
 from actors.algorithms.outcomes import Forest
 from actors.engines.protocol import DraftModel, ModelCard
 from actors.errors import OverloadedError, RequestError
-from actors.messages import Cancel, Commit, DraftMessage, OfferBatch, Opening, prefix_key
+from actors.messages import Cancel, Commit, DraftMessage, Expansion, OfferBatch, Opening, prefix_key
 from actors.replica import Replica
 from actors.settings import DraftSettings
 from actors.telemetry import Recorder
@@ -85,6 +85,7 @@ class DraftActor(Replica[DraftMessage, OfferBatch]):
             self._forest.commit(commit.sequence, length, fresh)
             self._model.advance(commit.sequence, fresh)
             self._lengths[commit.sequence] = length + len(fresh)
+        self._forest.set_weight(commit.sequence, 0.0 if commit.declined else 1.0)
 
     def _close(self, sequences: Sequence[str]) -> None:
         for name in sequences:
@@ -117,7 +118,7 @@ class DraftActor(Replica[DraftMessage, OfferBatch]):
         self._record(seconds, bool(requests))
         return self._batches(grown, seconds, len(requests))
 
-    def _batches(self, grown: dict[str, list], seconds: float, rows: int) -> dict[str, OfferBatch]:  # type: ignore[type-arg]
+    def _batches(self, grown: dict[str, list[Expansion]], seconds: float, rows: int) -> dict[str, OfferBatch]:
         behind, self._behind = self._behind, {}
         unknown, self._unknown = self._unknown, {}
         refused, self._refused = self._refused, {}

@@ -102,11 +102,12 @@ class OfferBatch:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Committed tokens of one sequence from absolute `position` on: orchestrator -> draft."""
+    """Committed tokens of one sequence from absolute `position` on: orchestrator -> draft. `declined`: see Verdict."""
 
     sequence: str
     position: int
     tokens: tuple[int, ...]
+    declined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,8 @@ class Verdict:
     accepted: how many of them were draft tokens; the one after is a correction (accepted < proposed), a bonus
         (accepted == proposed > 0) or plain (nothing was proposed). A stop inside the block cuts `tokens` short.
     margins: distance between the two best scores at each token, when asked for (to detect near-ties).
+    declined: drafts were at hand and the lookahead controller found none worth verifying, so the draft should do no
+        more than keep up.
     """
 
     sequence: str
@@ -142,6 +145,7 @@ class Verdict:
     finish: FinishReason | None = None
     alternatives: tuple[Alternatives, ...] = ()
     margins: tuple[float, ...] = ()
+    declined: bool = False
     error: Exception | None = None
 
     def origins(self) -> list[TokenOrigin]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from actors.algorithms.lookahead import LookaheadController
 from actors.algorithms.types import Outcome
@@ -66,6 +66,8 @@ class _Turn:
     pending: tuple[int, ...]
     decide: bool
     proposal: Proposal = NOTHING
+    declined: bool = False
+    """Drafts were at hand and not worth verifying."""
 
     def row(self) -> Row:
         tokens = self.pending + self.proposal.tokens
@@ -103,7 +105,7 @@ class Scheduler:
             return  # a repeated message
         if former is not None:  # its orchestrator lost the link and opens it again over a new one
             self.cancel([opening.sequence])
-        if len(self._waiting) >= self._settings.queue and not self._free:
+        if len(self._waiting) >= self._settings.queue + len(self._free):
             full = OverloadedError(f"all {self._settings.slots} slots are taken and {len(self._waiting)} requests wait")
             self._refuse(owner, opening, full)
             return
@@ -198,11 +200,9 @@ class Scheduler:
         prefill = sum(len(turn.pending) for turn in turns.values())
         lookahead = self._controller.plan({name: path.confidences for name, path in paths.items()}, prefill)
         for name, path in paths.items():
-            k = lookahead[name]
-            if k:
-                turn = turns[name]
-                cut = Proposal(path.tokens[:k], path.confidences[:k], path.supports[:k])
-                turns[name] = _Turn(turn.sequence, turn.pending, True, cut)
+            k, turn = lookahead[name], turns[name]
+            cut = Proposal(path.tokens[:k], path.confidences[:k], path.supports[:k])
+            turns[name] = replace(turn, proposal=cut, declined=k == 0 and bool(path.tokens))
         return list(turns.values())
 
     def _verify(self, turns: list[_Turn]) -> list[Outcome | None]:
@@ -217,7 +217,7 @@ class Scheduler:
             report.tokens += len(turn.pending) + len(turn.proposal.tokens)
             sequence.cached += len(turn.pending)
             if outcome is not None:
-                report.starved += self._wants(turn) and not turn.proposal.tokens
+                report.starved += self._wants(turn) and not (turn.proposal.tokens or turn.declined)
                 report.rulings.append(Ruling(sequence.owner, self._rule(turn, outcome)))
         self._controller.observe_pass(report.tokens, len(turns), seconds)
         return report
@@ -241,7 +241,15 @@ class Scheduler:
             self._release(sequence)
         n = len(tokens)
         return Verdict(
-            name, position, tokens, proposed, accepted, finish, outcome.alternatives[:n], outcome.margins[:n]
+            sequence=name,
+            position=position,
+            tokens=tokens,
+            proposed=proposed,
+            accepted=accepted,
+            finish=finish,
+            alternatives=outcome.alternatives[:n],
+            margins=outcome.margins[:n],
+            declined=turn.declined,
         )
 
     def _cut(self, sequence: _Sequence, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:

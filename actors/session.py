@@ -70,7 +70,7 @@ class Session:
         self.tokens.extend(verdict.tokens)
         self.ended = verdict.finish is not None
         self.events.put_nowait(verdict)
-        return Commit(verdict.sequence, verdict.position, verdict.tokens)
+        return Commit(verdict.sequence, verdict.position, verdict.tokens, verdict.declined)
 
     def deliver(self, verdict: Verdict) -> Delta:
         """What the client sees of a verdict: cut at a stop string, with usage at the end."""
