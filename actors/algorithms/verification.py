@@ -25,8 +25,8 @@ T = TypeVar("T")
 class Grammar(Protocol):
     """A constraint on the answer, standing at the block's first position."""
 
-    def masks(self, drafts: Sequence[int]) -> Tensor:
-        """bool [n, V]: what may follow the first 0, 1, ... of `drafts`; n <= k + 1 (none past a draft not allowed)."""
+    def mask(self, path: Sequence[int], /) -> Tensor:
+        """bool [V]: what may follow `path`, the block's first draft tokens. Raises OutriderError if it cannot tell."""
 
 
 class _NoChoiceError(Exception):
@@ -141,7 +141,7 @@ class _Decider:
         self._drafts = list(block.drafts[: inside.index(False)] if False in inside else block.drafts)
         self._adjusts = sampling.adjusts(block.sampling)
         self._history = sampling.History(block.prompt, block.output, block.sampling) if self._adjusts else None
-        self._masks = grammar.masks(self._drafts) if grammar is not None else None
+        self._grammar = grammar
         self._ready = ready
         self._adjusted: list[Tensor] = []
         self._choices: dict[int, int] = {}
@@ -198,16 +198,22 @@ class _Decider:
         while len(self._adjusted) <= i:
             n = len(self._adjusted)
             row = self._pass.logits[self._start + n]
-            if self._masks is not None:
-                row = row.masked_fill(~self._masks[n], -torch.inf)
+            if self._grammar is not None:
+                row = row.masked_fill(~self._allowed(self._grammar, n).to(row.device), -torch.inf)
             if self._history is not None:
                 if n:
                     self._history.append(self._drafts[n - 1])
-                row = row.clone() if self._masks is None else row
+                row = row.clone() if self._grammar is None else row
                 sampling.adjust(row, self._settings, self._history, self._block.eos)
             self._adjusted.append(row)
             self._check(row, n)
         return self._adjusted[i]
+
+    def _allowed(self, grammar: Grammar, n: int) -> Tensor:
+        try:
+            return grammar.mask(self._drafts[:n])
+        except OutriderError as problem:
+            raise _NoChoiceError(problem) from problem
 
     def _check(self, row: Tensor, n: int) -> None:
         best = float(row.amax())
@@ -221,7 +227,7 @@ class _Decider:
     def _unsatisfiable(self, n: int) -> OutriderError:
         settings = self._settings
         suspects = {
-            "response_format": self._masks is not None,
+            "response_format": self._grammar is not None,
             "allowed_token_ids": settings.allowed_token_ids is not None,
             "min_tokens": len(self._block.output) + n < settings.min_tokens,
             "bad_words": bool(settings.bad_words),
