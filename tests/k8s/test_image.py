@@ -1,0 +1,205 @@
+"""The image is built nowhere here: its Dockerfile is linted, and its install steps run in a plain environment.
+
+The rules are those of the usual linter that matter for this file: pinned tags, no root, no layer that keeps caches,
+exec form, existing sources; each is shown to fire on a spoilt copy.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+from built import K8S, ROOT
+
+DOCKERFILE = ROOT / "Dockerfile"
+
+
+@dataclass
+class Stage:
+    image: str
+    name: str
+    steps: list[tuple[str, str]] = field(default_factory=list)
+    """Instruction and its arguments."""
+
+    def all(self, instruction: str) -> list[str]:
+        return [arguments for name, arguments in self.steps if name == instruction]
+
+
+def parse(text: str) -> tuple[dict[str, str], list[Stage]]:
+    """Global build arguments, and the stages in order."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    joined = re.sub(r"\\\n\s*", " ", "\n".join(lines))
+    arguments: dict[str, str] = {}
+    stages: list[Stage] = []
+    for line in joined.splitlines():
+        instruction, _, rest = line.partition(" ")
+        if instruction == "FROM":
+            image, _, name = rest.partition(" AS ")
+            stages.append(Stage(image, name))
+        elif stages:
+            stages[-1].steps.append((instruction, rest))
+        else:
+            assert instruction == "ARG", f"{instruction} before the first FROM"
+            name, _, value = rest.partition("=")
+            arguments[name] = value
+    return arguments, stages
+
+
+def ignored(path: str) -> bool:
+    """Is a path kept out of the build context? The last matching pattern decides."""
+    out = False
+    for pattern in (ROOT / ".dockerignore").read_text().split():
+        bare = pattern.removeprefix("!")
+        if fnmatch.fnmatch(path, bare) or path.startswith(f"{bare}/") or bare.startswith(f"{path}/"):
+            out = not pattern.startswith("!")
+    return out
+
+
+def problems(text: str) -> Iterator[str]:
+    arguments, stages = parse(text)
+    names = {stage.name for stage in stages}
+    for stage in stages:
+        image = re.sub(r"\$\{(\w+)\}", lambda match: arguments.get(match[1], ""), stage.image)
+        if image not in names and (":" not in image or image.endswith(":latest")):
+            yield f"unpinned: {image}"
+        if not stage.name:
+            yield "stage without a name"
+        for run in stage.all("RUN"):
+            yield from run_problems(run)
+        for copy in stage.all("COPY"):
+            yield from copy_problems(copy)
+        for instruction, rest in stage.steps:
+            yield from step_problems(instruction, rest)
+    final = stages[-1]
+    if not final.all("USER") or not re.fullmatch(r"[1-9]\d*:[1-9]\d*", final.all("USER")[-1]):
+        yield "the last USER must be a number and not root"
+    if [name for name, _ in final.steps].index("USER") < max(i for i, s in enumerate(final.steps) if s[0] == "RUN"):
+        yield "RUN after USER"
+
+
+def run_problems(run: str) -> Iterator[str]:
+    if "apt-get install" in run and not {"-y", "--no-install-recommends"} <= set(run.split()):
+        yield "apt-get install needs -y --no-install-recommends"
+    if "apt-get install" in run and not ("apt-get update" in run and "rm -rf /var/lib/apt/lists" in run):
+        yield "apt lists: update and remove in one RUN"
+    if re.search(r"\bsudo\b|curl .*\| *(ba)?sh|\bapt \b", run):
+        yield f"not in an image: {run}"
+
+
+def copy_problems(copy: str) -> Iterator[str]:
+    """Sources must be named, be there, and be in the build context."""
+    *sources, _ = shlex.split(re.sub(r"--\S+ ?", "", copy))
+    for source in sources if "--from=" not in copy else ():
+        path = source.rstrip("/")
+        if path == "." or not (ROOT / path).exists() or ignored(path):
+            yield f"COPY {source}"
+
+
+def step_problems(instruction: str, rest: str) -> Iterator[str]:
+    if instruction == "ADD":
+        yield "ADD"
+    if instruction == "WORKDIR" and not rest.startswith("/"):
+        yield f"relative WORKDIR {rest}"
+    if instruction in ("ENV", "ARG") and re.search(r"(?i)(password|secret|token|api_?key)", rest):
+        yield f"{instruction} {rest}: secrets do not belong into layers"
+    if instruction in ("CMD", "ENTRYPOINT") and not rest.startswith("["):
+        yield f"{instruction} in shell form"
+
+
+def test_the_dockerfile_is_clean() -> None:
+    assert list(problems(DOCKERFILE.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        (":${PYTHON_VERSION}-slim-bookworm", "", "unpinned"),
+        ("USER 10001:10001", "USER outrider", "USER"),
+        ("USER 10001:10001\n", "USER 0:0\n", "USER"),
+        (" --no-install-recommends", "", "apt-get install"),
+        (" \\\n    && rm -rf /var/lib/apt/lists/*", "", "apt lists"),
+        ("COPY actors/ actors/", "COPY actor/ actors/", "COPY"),
+        ("COPY actors/ actors/", "COPY tests/ tests/", "COPY"),
+        ("COPY actors/ actors/", "ADD actors/ actors/", "ADD"),
+        ("COPY actors/ actors/", "COPY . .", "COPY"),
+        ('CMD ["outrider", "--help"]', "CMD outrider", "shell form"),
+        ("EXPOSE 8000", "ENV HF_TOKEN=hf_x", "secrets"),
+        ("WORKDIR /opt/outrider", "WORKDIR outrider", "relative"),
+        (" AS base\n", "\n", "name"),
+    ],
+)
+def test_each_rule_fires(old: str, new: str, complaint: str) -> None:
+    text = DOCKERFILE.read_text()
+    assert old in text
+    assert any(complaint in problem for problem in problems(text.replace(old, new)))
+
+
+def test_image_and_manifests_agree() -> None:
+    """User, home, application path and port are said in both."""
+    final = parse(DOCKERFILE.read_text())[1][-1]
+    template = yaml.safe_load((K8S / "base" / "rayservice.yaml").read_text())
+    cluster = template["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        spec = group["template"]["spec"]
+        context = spec["securityContext"]
+        assert final.all("USER") == [f"{context['runAsUser']}:{context['runAsGroup']}"]
+        homes = [m["mountPath"] for m in spec["containers"][0]["volumeMounts"] if m["name"] == "home"]
+        assert f"--home-dir {homes[0]}" in final.all("RUN")[0]
+    assert final.all("EXPOSE") == [str(template["spec"]["serveService"]["spec"]["ports"][0]["port"])]
+    environment = dict(pair.split("=", 1) for line in final.all("ENV") for pair in line.split())
+    assert environment["PYTHONPATH"] == final.all("WORKDIR")[-1]
+
+
+def test_both_variants_lead_to_the_runtime() -> None:
+    arguments, stages = parse(DOCKERFILE.read_text())
+    names = {stage.name for stage in stages}
+    assert arguments["VARIANT"] == "cpu"
+    assert {"runtime-cpu", "runtime-cuda"} <= names
+    assert stages[-1].image == "runtime-${VARIANT}"
+
+
+def test_a_wrong_variant_is_refused(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", "k8s/image/install.sh", str(tmp_path / "venv"), "rocm"], cwd=ROOT, capture_output=True, check=False
+    )
+    assert done.returncode == 2
+    assert not (tmp_path / "venv").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_install_steps_work_in_a_plain_environment(tmp_path: Path) -> None:
+    """What the image's build stage runs, here; then the application from its folder alone, as in a pod."""
+    application, venv = tmp_path / "application", tmp_path / "venv"
+    application.mkdir()
+    for stage in parse(DOCKERFILE.read_text())[1]:
+        for copy in stage.all("COPY"):
+            if "--from=" not in copy:
+                *sources, _ = copy.split()
+                for source in sources:
+                    target = application / source.rstrip("/")
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    subprocess.run(["cp", "-r", str(ROOT / source.rstrip("/")), str(target)], check=True)
+    (install,) = [run for run in parse(DOCKERFILE.read_text())[1][1].all("RUN") if "install.sh" in run]
+    command = install.replace("/opt/venv", str(venv)).replace("${VARIANT}", "cpu").replace("${TORCH_INDEX}", "")
+    plain = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "TMPDIR": str(tmp_path)}
+    plain |= {name: os.environ[name] for name in ("HOME", "PIP_INDEX_URL", "PIP_CONFIG_FILE") if name in os.environ}
+    subprocess.run(["bash", "-c", command], cwd=application, env=plain, check=True)
+    checks = (
+        "import actors, cluster, deployments, ray, torch, transformers\n"
+        "for package in (actors, cluster, deployments):\n"
+        f"    assert package.__file__.startswith({str(application)!r}), package.__file__\n"
+    )
+    path = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(application), "HOME": str(tmp_path)}
+    subprocess.run([venv / "bin" / "python", "-c", checks], cwd="/", env=path, check=True)
+    shown = subprocess.run([venv / "bin" / "outrider", "--help"], cwd="/", env=path, capture_output=True, check=True)
+    assert b"serve" in shown.stdout
