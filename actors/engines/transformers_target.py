@@ -1,0 +1,132 @@
+"""The embedded target: a transformers model that verifies the rows of a pass in slots.
+
+Scheduling is not its business, and neither are links: see protocol.TargetModel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from actors.algorithms.grammar import GrammarMatcher
+from actors.algorithms.sampling import check_ids
+from actors.algorithms.types import Block, Outcome
+from actors.algorithms.verification import verify_blocks
+from actors.engines.causal_lm import CausalLM
+from actors.engines.protocol import ModelCard, Row
+from actors.engines.slots import SlotRow
+from actors.errors import InvalidSettingError, PromptError
+from actors.messages import Opening
+from actors.settings import TargetSettings
+
+
+class GrammarSource(Protocol):
+    """Reads grammars for the model's vocabulary (algorithms.grammar.GrammarCompiler)."""
+
+    def matcher(self, grammar: str) -> GrammarMatcher:
+        """A matcher at the start of an answer. Raises InvalidSettingError if nothing can satisfy the grammar."""
+
+
+@dataclass(slots=True)
+class _Request:
+    """What a slot's decisions depend on."""
+
+    opening: Opening
+    grammar: GrammarMatcher | None
+    output: list[int] = field(default_factory=list)
+
+
+class TransformersTarget:
+    """Implements protocol.TargetModel.
+
+    One KV slot per running sequence is allocated up front: settings.slots times settings.context positions.
+    """
+
+    def __init__(self, model: CausalLM, settings: TargetSettings, grammars: GrammarSource | None = None) -> None:
+        self._model, self._settings, self._grammars = model, settings, grammars
+        self._cache = model.cache(slots=settings.slots, context=settings.context)
+        self._requests: dict[int, _Request] = {}
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory held by keys and values, whatever is in use."""
+        return self._cache.size_in_bytes
+
+    def card(self) -> ModelCard:
+        model = self._model
+        return ModelCard(
+            model.name,
+            model.vocabulary_size,
+            self._settings.context,
+            self._settings.slots,
+            model.eos,
+            model.fingerprint,
+        )
+
+    def attach(self, slot: int, opening: Opening) -> None:
+        """Take `opening` into `slot`. Raises PromptError, or InvalidSettingError for ids that the model lacks."""
+        size = self._model.vocabulary_size
+        if not opening.prompt:
+            raise PromptError("the prompt is empty")
+        if not all(0 <= token < size for token in (*opening.prompt, *opening.committed)):
+            raise PromptError(f"the prompt holds a token id outside the model's vocabulary of {size}")
+        culprit = check_ids(opening.sampling, size)
+        if culprit is not None:
+            raise InvalidSettingError(f"{culprit} must name token ids below {size}", culprit)
+        request = _Request(opening, self._read_grammar(opening))
+        self._requests[slot] = request
+        if opening.committed:
+            self.record(slot, opening.committed)
+
+    def forward(self, rows: Sequence[Row]) -> list[Outcome | None]:
+        """Run one pass; one Outcome per row, None where row.decide is False."""
+        keep: list[int] = []
+        blocks: list[Block] = []
+        last = 0
+        for row in rows:
+            last += len(row.tokens)
+            if row.decide:
+                keep.extend(range(last - len(row.proposal.tokens) - 1, last))
+                blocks.append(self._block(row))
+        parts = [SlotRow(row.slot, row.tokens, row.start) for row in rows]
+        logits = self._model.run(self._cache, parts, keep)  # [sum of k + 1, V]
+        if not blocks:
+            return [None] * len(rows)
+        grammars = [self._requests[row.slot].grammar for row in rows if row.decide]
+        outcomes = iter(verify_blocks(logits, blocks, grammars))
+        return [next(outcomes) if row.decide else None for row in rows]
+
+    def record(self, slot: int, tokens: Sequence[int]) -> None:
+        """`tokens` were committed in `slot`."""
+        request = self._requests[slot]
+        request.output.extend(tokens)
+        if request.grammar is not None:
+            request.grammar.advance(tokens)
+
+    def detach(self, slot: int) -> None:
+        """Give the slot back. What is cached stays, and is overwritten by whoever comes next."""
+        self._requests.pop(slot, None)
+
+    def _block(self, row: Row) -> Block:
+        request = self._requests[row.slot]
+        opening, proposal = request.opening, row.proposal
+        return Block(
+            sampling=opening.sampling,
+            seed=opening.seed,
+            position=row.start + len(row.tokens) - len(proposal.tokens),
+            prompt=opening.prompt,
+            output=request.output,
+            drafts=proposal.tokens,
+            supports=proposal.supports,
+            rule=self._settings.rule,
+            eos=self._model.eos,
+        )
+
+    def _read_grammar(self, opening: Opening) -> GrammarMatcher | None:
+        text = opening.sampling.grammar
+        if text is None:
+            return None
+        if self._grammars is None:
+            raise InvalidSettingError("this deployment has no grammar support", "response_format")
+        return self._grammars.matcher(text)

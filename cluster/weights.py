@@ -1,0 +1,112 @@
+"""Weights in memory: a reference of models.py becomes a model that an engine can run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from actors.errors import ConfigError, ModelNotFoundError
+from cluster import models
+
+if TYPE_CHECKING:
+    import torch
+
+    from actors.engines.causal_lm import CausalLM
+    from cluster.config import Dtype
+
+_DEMO_DRAFT_LAYERS = 4
+
+
+def default_device() -> str:
+    """`cuda` where there is one, otherwise `cpu`."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def load_model(
+    reference: str, *, dtype: Dtype = "float32", device: str | None = None, layers: int | None = None
+) -> CausalLM:
+    """Load a model for the transformers engine, fetching it where needed.
+
+    layers: keep the first so many only, with the model's own norm and head (an early exit as a draft).
+    Raises ModelNotFoundError, or ConfigError when the model is of a kind that the engine cannot run.
+    """
+    import torch
+
+    from actors.engines.causal_lm import CausalLM
+
+    kind: torch.dtype = getattr(torch, dtype)
+    is_demo_draft = reference == models.DEMO_DRAFT
+    if is_demo_draft and layers is None:
+        layers = _DEMO_DRAFT_LAYERS
+    module = _load_module(reference, kind, layers)
+    vocabulary = _adopt_demo_draft(module, kind) if is_demo_draft else None
+    return CausalLM(
+        module.to(device or default_device()),
+        name=reference,
+        eos=_eos(module),
+        fingerprint=models.vocabulary_fingerprint(models.load_tokenizer(reference)),
+        vocabulary=vocabulary,
+    )
+
+
+def _load_module(reference: str, dtype: torch.dtype, layers: int | None) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder = str(models.fetch(reference))
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        text = config.get_text_config()
+        if layers is not None:
+            if layers > text.num_hidden_layers:
+                raise ConfigError(
+                    f"{reference} has {text.num_hidden_layers} layers, so {layers} of them cannot be kept"
+                )
+            text.num_hidden_layers = layers
+            if getattr(text, "layer_types", None):
+                text.layer_types = text.layer_types[:layers]
+        with _quietly():
+            return AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ModelNotFoundError(f"{reference} cannot be loaded as a causal language model: {reason}") from error
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without a bar per loading, nor a report of the layers that were left out on purpose."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def _adopt_demo_draft(module: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Put the trained layers over the target's embedding and head. Returns the ids that the draft may propose."""
+    from safetensors.torch import load_file
+
+    from cluster.demo_draft import quantised
+
+    weights = quantised.restore(load_file(quantised.WEIGHTS), dtype)
+    vocabulary = weights.pop(quantised.VOCABULARY)
+    unknown = module.load_state_dict(weights, strict=False).unexpected_keys
+    if unknown:
+        raise ConfigError(f"the demo draft does not fit the demo target: it has no {unknown[0]}")
+    return vocabulary
+
+
+def _eos(module: Any) -> tuple[int, ...]:
+    generation = getattr(module, "generation_config", None)
+    found = getattr(generation, "eos_token_id", None)
+    if found is None:
+        found = module.config.get_text_config().eos_token_id
+    if found is None:
+        return ()
+    return tuple(found) if isinstance(found, list | tuple) else (int(found),)
