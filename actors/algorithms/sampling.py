@@ -21,6 +21,7 @@ from torch import Tensor
 from actors.settings import SamplingSettings
 
 _CANDIDATES = (64, 1024)
+_RIVALS = 64
 
 
 def adjusts(sampling: SamplingSettings) -> bool:
@@ -146,6 +147,49 @@ def _nucleus(scaled: Tensor, lowest: Tensor, top_p: float) -> Tensor:
             break
     count = (mass < top_p).sum(-1).clamp(max=best.shape[-1] - 1)  # tokens before which the mass is below top_p, less 1
     return best.gather(-1, count[:, None])[:, 0]
+
+
+def margin(scaled: Tensor, scores: Tensor, chosen: int, sampling: SamplingSettings) -> float:
+    """How much two logits (over temperature) must move towards each other before another token is chosen.
+
+    scaled: [V]. scores: [V], `scaled` with its noise, of all tokens. Another token is chosen when it comes to lead
+    inside the kept set, perhaps getting in at the same time, or when the chosen one falls out. A lower bound.
+    """
+    inside = torch.full_like(scaled, math.inf)  # distance to the edge of min_p and top_k; negative outside
+    if sampling.min_p > 0:
+        inside = scaled - scaled.amax() - math.log(sampling.min_p)
+    if 0 < sampling.top_k < len(scaled):
+        best = scaled.topk(sampling.top_k + 1).values
+        inside = torch.minimum(inside, torch.where(scaled >= best[-2], scaled - best[-1], scaled - best[-2]))
+    needed = torch.maximum(scores[chosen] - scores, -inside)
+    needed[chosen] = inside[chosen]
+    if sampling.top_p == 1:
+        return float(needed.amin())
+    kept = torch.where(inside >= 0, scaled, -math.inf)
+    order = kept.argsort(descending=True)
+    values, mass = kept[order], kept.softmax(-1)[order]
+    smallest = min(float(needed[chosen]), _to_cross(values, mass, order, chosen, sampling.top_p, falls=True))
+    for token in needed.argsort()[:_RIVALS].tolist():
+        if token != chosen and float(needed[token]) < smallest:
+            to_rise = _to_cross(values, mass, order, token, sampling.top_p, falls=False) if inside[token] >= 0 else 0.0
+            smallest = min(smallest, max(float(needed[token]), to_rise))
+    return max(0.0, smallest)
+
+
+def _to_cross(values: Tensor, mass: Tensor, order: Tensor, token: int, top_p: float, *, falls: bool) -> float:
+    """How far `token` must move to cross the edge of top_p: passing others, while their mass moves too.
+
+    A move of e changes the mass of any set by at most e / 4 (the slope of the logistic function).
+    """
+    others = order != token
+    steps = (values[~others] - values[others]) * (1 if falls else -1)
+    if falls:  # the mass before it grows as it sinks
+        before = mass[others].cumsum(0)
+        return float(torch.maximum(steps, 4 * (top_p - before)).clamp_(min=0).amin()) if len(steps) else math.inf
+    before = mass[others].cumsum(0) - mass[others]  # what is before it once it has passed this one
+    rises = torch.maximum(steps, 4 * (before - top_p)).clamp_(min=0)
+    stays = 4 * (float(mass[others][values[others] > values[~others]].sum()) - top_p)
+    return max(0.0, min(stays, float(rises.amin()) if len(rises) else math.inf))
 
 
 def log_p(row: Tensor, sampling: SamplingSettings) -> Tensor:

@@ -20,6 +20,8 @@ from actors.errors import EngineError, InvalidSettingError, OutriderError
 from actors.messages import Alternatives
 
 T = TypeVar("T")
+LARGEST_MARGIN = 1e9
+"""Stands for infinity (there is no runner-up), which JSON cannot say."""
 
 
 class Grammar(Protocol):
@@ -244,7 +246,12 @@ class _Decider:
         lowest = sampling.thresholds(scaled[None], self._settings)
         kept = (scaled >= lowest).nonzero()[:, 0]
         noise = NoiseSource(kept, row.dtype).negated([self._key(i, Stream.SHARED)])[0]
-        return int(kept[self._best(scaled[kept] - noise, i, unit=temperature)])
+        chosen = int(kept[(scaled[kept] - noise).argmax()])
+        if self._settings.margins:
+            scores = self._pass.perturbed(scaled, self._key(i, Stream.SHARED))
+            margin = sampling.margin(scaled, scores, chosen, self._settings) * temperature
+            self._margins[i] = min(margin, LARGEST_MARGIN)
+        return chosen
 
     def _draw(self, log_y: Tensor, i: int, stream: Stream) -> int:
         return self._best(self._pass.perturbed(log_y, self._key(i, stream)), i, unit=self._settings.temperature)
@@ -255,7 +262,8 @@ class _Decider:
     def _best(self, scores: Tensor, i: int, unit: float) -> int:
         if self._settings.margins:
             two = scores.topk(min(2, scores.numel())).values
-            self._margins[i] = float(two[0] - two[1]) * unit if two.numel() > 1 else float("inf")
+            gap = float(two[0] - two[1]) * unit if two.numel() > 1 else LARGEST_MARGIN
+            self._margins[i] = min(gap, LARGEST_MARGIN)
         # NumPy's argmax is vectorised, torch's on a CPU is not.
         return int(scores.numpy().argmax()) if self._pass.on_cpu else int(scores.argmax())
 
@@ -267,7 +275,7 @@ class _Decider:
         return tau
 
     def _gaps(self, tokens: Sequence[int]) -> tuple[float, ...]:
-        """A choice's lead over the runner-up; only where tokens are choices, not draws."""
+        """The smallest change of a logit that makes another choice; only where tokens are choices, not draws."""
         deterministic = self._settings.greedy or self._block.rule == "coupled"
         if not (self._settings.margins and deterministic):
             return ()
