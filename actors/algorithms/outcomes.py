@@ -236,7 +236,7 @@ class Forest:
         heads = [
             (-best * tree.weight, i, name, tree)
             for i, (name, tree) in enumerate(trees.items())
-            if tree.size < share and (best := tree.best()) * tree.weight >= least
+            if tree.size < share and (best := tree.best()) > 0.0 and best * tree.weight >= least
         ]
         heapq.heapify(heads)
         found: list[Expand] = []
@@ -246,7 +246,7 @@ class Forest:
             self._asked[name, node.path] = tree, parent, node
             found.append(Expand(name, node.path))
             value = tree.best() * tree.weight
-            if value >= least and tree.size < share:
+            if value > 0.0 and value >= least and tree.size < share:
                 heapq.heapreplace(heads, (-value, i, name, tree))
             else:
                 heapq.heappop(heads)
