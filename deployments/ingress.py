@@ -215,8 +215,13 @@ def _options(body: Common, per_prompt: int) -> Options:
     )
 
 
-def http_app(service: Service, codec: Codec, served: Served, limits: HttpLimits | None = None) -> FastAPI:
-    """The application over `service`. All errors are in OpenAI's shape."""
+def http_app(
+    service: Service, codec: Codec, served: Served, limits: HttpLimits | None = None, stamp_ids: bool = True
+) -> FastAPI:
+    """The application over `service`. All errors are in OpenAI's shape.
+
+    stamp_ids: give requests their ids here; Ray Serve's proxy does it itself.
+    """
     door = Door(service, codec, served, limits or HttpLimits())
     app = FastAPI(title="Outrider", version=served.version, openapi_url="/openapi.json", redirect_slashes=False)
     refusals.install(app)
@@ -225,7 +230,8 @@ def http_app(service: Service, codec: Codec, served: Served, limits: HttpLimits 
         return Response(status_code=499)  # nobody reads it
 
     app.add_exception_handler(GoneError, gone)
-    app.add_middleware(RequestIdMiddleware)
+    if stamp_ids:
+        app.add_middleware(RequestIdMiddleware)
     takes = openapi.body_of
     app.post("/v1/completions", openapi_extra=takes(CompletionRequest))(door.complete)
     app.post("/v1/chat/completions", openapi_extra=takes(ChatRequest))(door.chat)

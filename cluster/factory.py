@@ -1,0 +1,88 @@
+"""From a deployment's configuration to its models and its text codec. Everything heavy is imported when it is built."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from actors.engines.protocol import DraftModel, TargetModel
+from actors.errors import ModelMismatchError
+from actors.text import TextCodec
+from actors.words import WordCodec
+from cluster.config import DeploymentConfig, Resources
+
+
+@dataclass(frozen=True, slots=True)
+class TextFacts:
+    """What orchestrators and doors must know of the target: its text, its number of ids, and its context."""
+
+    codec: TextCodec | WordCodec
+    vocabulary: int
+    context: int
+
+
+def target_model(config: DeploymentConfig) -> TargetModel:
+    """Build the target. Raises ConfigError."""
+    if config.target.engine == "emulated":
+        from actors.engines.emulated import EmulatedTarget
+        from actors.engines.emulated_presets import target_spec
+
+        spec = target_spec(config.target.model, config.target.engine_kwargs)
+        return EmulatedTarget(spec, config.resolved_target(), config.target.model)
+    raise NotImplementedError(config.target.engine)
+
+
+def draft_model(config: DeploymentConfig) -> DraftModel:
+    """Build the draft. Raises ConfigError."""
+    if config.draft.kind == "emulated":
+        from actors.engines.emulated import EmulatedDraft
+        from actors.engines.emulated_presets import draft_spec
+
+        spec = draft_spec(config.draft.model, config.draft.engine_kwargs)
+        return EmulatedDraft(spec, config.resolved_draft(), config.draft.model)
+    raise NotImplementedError(config.draft.kind)
+
+
+def text_facts(config: DeploymentConfig) -> TextFacts:
+    """The target's text codec and limits, without loading its weights. Raises ModelNotFoundError."""
+    if config.target.engine == "emulated":
+        from actors.engines.emulated_presets import target_spec
+
+        language = target_spec(config.target.model, config.target.engine_kwargs).language
+        eos = language.eos[0] if language.eos else None
+        return TextFacts(WordCodec(language.vocabulary, eos=eos), language.vocabulary, config.target.settings.context)
+    from transformers import AutoConfig
+
+    from cluster.models import fetch, load_tokenizer
+
+    described = AutoConfig.from_pretrained(str(fetch(config.target.model)), local_files_only=True).get_text_config()
+    codec = TextCodec(load_tokenizer(config.target.model))
+    positions = getattr(described, "max_position_embeddings", None) or config.target.settings.context
+    return TextFacts(codec, described.vocab_size, min(config.target.settings.context, positions))
+
+
+def check_pair(config: DeploymentConfig) -> None:
+    """Raises ModelMismatchError when draft and target have different vocabularies, before anything is started."""
+    if config.draft.kind != "model" or config.target.engine == "emulated":
+        return
+    from cluster.models import load_tokenizer, vocabulary_fingerprint
+
+    digests = [vocabulary_fingerprint(load_tokenizer(model)) for model in (config.target.model, config.draft.model)]
+    if digests[0] != digests[1]:
+        raise ModelMismatchError(
+            f"draft.model {config.draft.model} does not share the vocabulary of target.model {config.target.model}: "
+            "use a draft made for this target's tokenizer",
+            "draft.model",
+        )
+
+
+def pin(resources: Resources) -> None:
+    """Keep the calling thread, and those it will start, to the configured cores and number of torch threads."""
+    schedule: Callable[[int, tuple[int, ...]], None] | None = getattr(os, "sched_setaffinity", None)  # Linux only
+    if resources.cores is not None and schedule is not None:
+        schedule(0, resources.cores)
+    if resources.threads is not None:
+        import torch
+
+        torch.set_num_threads(resources.threads)

@@ -1,0 +1,110 @@
+"""Builds the Serve application from a configuration: `serve deploy` and `outrider serve` both come here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve import Application
+
+from cluster import factory
+from cluster.config import Autoscaling, DeploymentConfig, Tier, load_config
+from deployments.ingress import http_app
+from deployments.orchestration import OrchestratorReplica, RemoteService
+from deployments.service import Served
+from deployments.tiers import TierName, TierReplica, bundles
+
+ONGOING = 100_000
+"""Serve's own limits are left wide: admission is decided where queues are known."""
+
+
+@serve.ingress()
+class IngressReplica:
+    """The HTTP door as a deployment."""
+
+    def __init__(self, raw: dict[str, Any], orchestrator: Any) -> None:
+        self._config = DeploymentConfig.model_validate(raw)
+        self._service = RemoteService(orchestrator)
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        facts = await asyncio.to_thread(factory.text_facts, self._config)
+        return http_app(self._service, facts.codec, _served(self._config, facts.context), stamp_ids=False)
+
+
+def build(args: dict[str, Any]) -> Application:
+    """The application for Serve's `args`. Raises ConfigError."""
+    return application(load_config(args))
+
+
+def application(config: DeploymentConfig) -> Application:
+    """Ingress, orchestrators and both tiers, bound to each other."""
+    raw = config.model_dump(mode="json")
+    tiers = [_tier(config, raw, "target")]
+    if config.draft.kind != "none":
+        tiers.append(_tier(config, raw, "draft"))
+    drain = config.orchestrator.settings.request_timeout_s
+    orchestrator = serve.deployment(OrchestratorReplica).options(
+        name="Orchestrator",
+        num_replicas=config.orchestrator.replicas,
+        max_ongoing_requests=ONGOING,
+        graceful_shutdown_timeout_s=drain,
+        ray_actor_options=_light(config.orchestrator.labels),
+    )
+    ingress = serve.deployment(IngressReplica).options(
+        name="Ingress",
+        num_replicas=config.ingress.replicas,
+        max_ongoing_requests=ONGOING,
+        graceful_shutdown_timeout_s=drain,
+        ray_actor_options=_light(config.ingress.labels),
+    )
+    bound: Application = ingress.bind(raw, orchestrator.bind(raw, *tiers))
+    return bound
+
+
+def _tier(config: DeploymentConfig, raw: dict[str, Any], tier: TierName) -> Application:
+    settings = config.target if tier == "target" else config.draft
+    group = bundles(config, tier)
+    options: dict[str, Any] = {
+        "name": "TargetTier" if tier == "target" else "DraftTier",
+        "ray_actor_options": {"num_cpus": 0},  # what the replica needs is its actor's, in its placement group
+        "health_check_period_s": 2.0,
+        "health_check_timeout_s": 15.0,
+        "graceful_shutdown_timeout_s": 5.0,  # the replica itself has no requests; orchestrators move its sequences
+        **_scale(settings),
+    }
+    if group:
+        options["placement_group_bundles"] = group
+        if settings.resources.labels:
+            options["placement_group_bundle_label_selector"] = [settings.resources.labels] * len(group)
+    return serve.deployment(TierReplica).options(**options).bind(raw, tier)
+
+
+def _scale(tier: Tier) -> dict[str, Any]:
+    bounds: Autoscaling | None = tier.autoscaling
+    if bounds is None:
+        return {"num_replicas": tier.replicas}
+    return {
+        "autoscaling_config": {
+            "min_replicas": bounds.min_replicas,
+            "max_replicas": bounds.max_replicas,
+            "upscale_delay_s": bounds.upscale_delay_s,
+            "downscale_delay_s": bounds.downscale_delay_s,
+        }
+    }
+
+
+def _light(labels: dict[str, str]) -> dict[str, Any]:
+    """Doors and orchestrators reserve no CPU, so that an application fits on a machine of two cores."""
+    return {"num_cpus": 0, **({"label_selector": labels} if labels else {})}
+
+
+def _served(config: DeploymentConfig, context: int) -> Served:
+    try:
+        release = version("outrider")
+    except PackageNotFoundError:  # run from a source tree on PYTHONPATH
+        release = "0"
+    return Served(config.model_id, context, config.rule, created=int(time.time()), version=release)

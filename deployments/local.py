@@ -1,0 +1,128 @@
+"""Runs an application for one terminal: on a Ray cluster of its own, or on one that exists. Stops what it started."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+from actors.errors import ConfigError
+from cluster.config import DeploymentConfig
+
+OBJECT_STORE_BYTES = 200 * 1024 * 1024
+"""Everything that crosses an actor boundary is small; Ray's default would take a third of the memory."""
+LOGICAL_CPUS = 16
+"""Logical CPUs are Ray's bookkeeping. An application on a laptop must not wait for cores it does not have."""
+
+Report = Callable[[str], None]
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises ConfigError when nothing can listen there."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ConfigError(f"port {port} is in use: choose another one with --port", "ingress.port") from error
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", "ingress.host") from error
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def ray_cluster(address: str | None = None) -> Iterator[bool]:
+    """A Ray connection; yields whether the cluster is our own. Our own ends with the context, another one stays.
+
+    address: of an existing cluster ("auto" finds the one of this machine); None starts one.
+    """
+    import ray
+
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if ray.is_initialized():
+        yield False
+        return
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
+    if address is None:
+        ray.init(
+            address="local",
+            num_cpus=max(LOGICAL_CPUS, os.cpu_count() or 1),
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            **quiet,
+        )
+    else:
+        try:
+            ray.init(address=address, **quiet)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ConfigError(f"cannot reach the Ray cluster at {address}: {error}") from error
+    try:
+        yield address is None
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def application(config: DeploymentConfig, report: Report = lambda _: None) -> Iterator[str]:
+    """Run the application on the connected cluster until the context ends; yields its address.
+
+    Raises ConfigError when it cannot start as configured, with what to change.
+    """
+    from ray import serve
+
+    from deployments.app import application as build
+
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    serve.start(http_options={"host": config.ingress.host, "port": config.ingress.port})
+    report("Starting both tiers")
+    try:
+        try:
+            serve.run(build(config), name=config.name, route_prefix=config.ingress.route_prefix)
+        except RuntimeError as error:
+            raise ConfigError(_reason(config.name) or f"the application did not start: {error}") from error
+        url = f"http://{config.ingress.host}:{config.ingress.port}{config.ingress.route_prefix.rstrip('/')}"
+        _await_ready(config, url)
+        yield url
+    finally:
+        with contextlib.suppress(Exception):  # the cluster may be gone already
+            serve.delete(config.name)
+
+
+def _await_ready(config: DeploymentConfig, url: str, limit_s: float = 60.0) -> None:
+    """Both tiers have been found by the orchestrator. Raises ConfigError when one is refused."""
+    import httpx
+
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if httpx.get(f"{url}/ready", timeout=limit_s).status_code == 200:
+            return
+        refused = httpx.get(f"{url}/status", timeout=limit_s).json()
+        for tier in ("target", "draft"):
+            for reason in refused.get(tier, {}).get("refused", {}).values():
+                raise ConfigError(f"the {tier} cannot be used: {reason}")
+        time.sleep(0.05)
+    raise ConfigError(f"the tiers of {config.name} were not ready within {limit_s:.0f} s")
+
+
+def _reason(name: str) -> str | None:
+    """Why a deployment of the application failed, in one line, as far as Serve knows."""
+    from ray import serve
+
+    with contextlib.suppress(Exception):
+        status = serve.status().applications[name]
+        for deployment in status.deployments.values():
+            for line in reversed(deployment.message.splitlines()):
+                if "could not be built:" in line:
+                    return line.partition("RuntimeError: ")[2] or line.strip()
+        return status.message.strip().splitlines()[-1] if status.message.strip() else None
+    return None

@@ -1,0 +1,121 @@
+"""The orchestrator's deployment, and how the doors reach it through a Serve handle."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+from actors.admission import Admission
+from actors.errors import EngineError, OutriderError, UnavailableError
+from actors.messages import Delta, GenerationRequest
+from actors.orchestrator import Orchestrator
+from cluster import factory
+from cluster.config import DeploymentConfig
+from cluster.recorder import RayRecorder
+from deployments.directory import NamedActors
+
+MOST_MOVES = 3
+"""Orchestrators that one answer may lose before it ends with an error."""
+
+
+class OrchestratorReplica:
+    """One orchestrator. `tiers` are the tiers' handles; they make Serve start the tiers with the application."""
+
+    async def __init__(self, raw: dict[str, Any], *tiers: Any) -> None:  # type: ignore[misc]  # Serve awaits it
+        from ray import serve
+
+        context = serve.get_replica_context()
+        config = DeploymentConfig.model_validate(raw)
+        facts = await asyncio.to_thread(factory.text_facts, config)
+        common = {
+            "application": context.app_name,
+            "tier": "orchestrator",
+            "model": config.model_id,
+            "replica": context.replica_id.unique_id,
+        }
+        self._has_drafts = config.draft.kind != "none"
+        self._orchestrator = Orchestrator(
+            targets=NamedActors(context.app_name, "target"),
+            drafts=NamedActors(context.app_name, "draft"),
+            admission=Admission(facts.codec, facts.vocabulary, facts.context),
+            settings=config.orchestrator.settings,
+            recorder=RayRecorder(common),
+        )
+        await self._orchestrator.start()
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+        """Serve one request; see Orchestrator.generate."""
+        async for delta in self._orchestrator.generate(request):
+            yield delta
+
+    async def status(self) -> dict[str, Any]:
+        """Both tiers as this orchestrator sees them."""
+        return self._orchestrator.status()
+
+    async def ready(self) -> bool:
+        """Whether both tiers can serve."""
+        drafts = self._orchestrator.status()["draft"]["replicas"]
+        return self._orchestrator.ready() and (bool(drafts) or not self._has_drafts)
+
+
+class RemoteService:
+    """A Service over the orchestrator's handle.
+
+    An answer whose orchestrator dies goes on at another one, from the tokens that were delivered.
+    """
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self._generate = handle.options(stream=True).generate  # one handle for all requests: each costs a long-poll
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+        """Deltas of one answer. Raises the errors of actors/errors.py."""
+        from ray.exceptions import RayActorError
+
+        delivered = list(request.committed)
+        for move in range(MOST_MOVES + 1):
+            name = request.id if move == 0 else f"{request.id}~{move}"
+            response = self._generate.remote(replace(request, id=name, committed=tuple(delivered)))
+            ended = False
+            try:
+                async for delta in response:
+                    ended = delta.finish is not None
+                    delivered += delta.tokens
+                    yield delta
+                return
+            except RayActorError:
+                ended = True
+                if move == MOST_MOVES:
+                    raise UnavailableError("orchestrators were lost under this request") from None
+            except Exception as error:
+                ended = True
+                raise own_error(error) from error
+            finally:
+                if not ended:
+                    response.cancel()
+
+    async def status(self) -> dict[str, Any]:
+        """Both tiers as an orchestrator sees them."""
+        status: dict[str, Any] = await self._handle.status.remote()
+        return status
+
+    async def ready(self) -> bool:
+        """Whether both tiers can serve; an orchestrator that cannot be reached is not ready."""
+        try:
+            return bool(await self._handle.ready.remote())
+        except Exception:
+            return False
+
+
+def own_error(error: Exception) -> Exception:
+    """The error that was raised at the other end of a handle, unwrapped."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, OutriderError):
+        return cause
+    if isinstance(error, OutriderError):
+        return error
+    if type(error).__name__ == "BackPressureError":
+        return UnavailableError("the orchestrators' queues are full")
+    return EngineError(f"the orchestrator failed: {type(cause or error).__name__}")
