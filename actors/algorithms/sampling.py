@@ -153,7 +153,8 @@ def margin(scaled: Tensor, scores: Tensor, chosen: int, sampling: SamplingSettin
     """How much two logits (over temperature) must move towards each other before another token is chosen.
 
     scaled: [V]. scores: [V], `scaled` with its noise, of all tokens. Another token is chosen when it comes to lead
-    inside the kept set, perhaps getting in at the same time, or when the chosen one falls out. A lower bound.
+    inside the kept set, perhaps getting in at the same time, or when the chosen one falls out. A lower bound, but for
+    moves that change the kept sets of two filters at once.
     """
     inside = torch.full_like(scaled, math.inf)  # distance to the edge of min_p and top_k; negative outside
     if sampling.min_p > 0:
