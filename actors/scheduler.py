@@ -228,9 +228,11 @@ class Scheduler:
         position = len(sequence.tokens)
         tokens, finish = self._cut(sequence, outcome.tokens)
         proposed, accepted = len(turn.proposal.tokens), min(outcome.accepted, len(tokens))
+        if outcome.error is not None and finish is None:  # no token can be chosen here: the answer cannot go on
+            finish = "error"
         sequence.tokens.extend(tokens)
         sequence.generated += len(tokens)
-        sequence.cached += min(accepted, len(tokens) - 1)
+        sequence.cached += min(accepted, max(len(tokens) - 1, 0))
         if turn.proposal.tokens:
             self._controller.observe_block(name, turn.proposal.confidences, outcome.accepted)
         if finish is None:
@@ -250,6 +252,7 @@ class Scheduler:
             alternatives=outcome.alternatives[:n],
             margins=outcome.margins[:n],
             declined=turn.declined,
+            error=outcome.error if finish == "error" else None,
         )
 
     def _cut(self, sequence: _Sequence, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
