@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from actors import telemetry
+from actors.accounts import StepAccounts
 from actors.algorithms.outcomes import Forest
 from actors.engines.protocol import DraftModel, ModelCard
 from actors.errors import OverloadedError, RequestError
@@ -44,7 +44,9 @@ class DraftActor(Replica[DraftMessage, OfferBatch]):
     def _prepare(self) -> ModelCard:
         self._model = self._make_model()
         self._forest = Forest(self._settings.tree)
-        return self._model.card()
+        card = self._model.card()
+        self._accounts = StepAccounts(self._recorder, card.slots)
+        return card
 
     # -- mail ----------------------------------------------------------------------------------------------------
 
@@ -115,13 +117,16 @@ class DraftActor(Replica[DraftMessage, OfferBatch]):
         answers = self._model.expand(requests) if requests else []
         seconds = self._clock() - started
         grown = self._forest.grow(answers)
-        self._record(seconds, bool(requests))
+        if requests:
+            drafted = sum(len(e.tokens) for expansions in grown.values() for e in expansions)
+            self._accounts.step_done(seconds=seconds, drafted=drafted, sequences=len(self._owners))
         return self._batches(grown, seconds, len(requests))
 
     def _batches(self, grown: dict[str, list[Expansion]], seconds: float, rows: int) -> dict[str, OfferBatch]:
         behind, self._behind = self._behind, {}
         unknown, self._unknown = self._unknown, {}
         refused, self._refused = self._refused, {}
+        ended = time.time()
         links = {self._owners[name] for name in grown if name in self._owners}
         links.update(self._owners[name] for name in behind if name in self._owners)
         links.update(unknown.values(), refused.values())
@@ -134,14 +139,10 @@ class DraftActor(Replica[DraftMessage, OfferBatch]):
                 refused=tuple(name for name, owner in refused.items() if owner == link),
                 step_seconds=seconds,
                 rows=rows,
+                ended_at=ended,
             )
             for link in links
         }
-
-    def _record(self, seconds: float, stepped: bool) -> None:
-        self._recorder.set(telemetry.ACTIVE, len(self._owners), tier="draft")
-        if stepped:
-            self._recorder.observe(telemetry.DRAFT_STEP_SECONDS, seconds)
 
     def _busy(self) -> bool:
         return bool(self._owners) and not self._frontier_empty

@@ -98,6 +98,7 @@ class OfferBatch:
     refused: tuple[str, ...] = ()
     step_seconds: float = 0.0
     rows: int = 0
+    ended_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,13 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 from actors import telemetry
 from actors.admission import Admission
 from actors.engines.protocol import ModelCard
-from actors.errors import DeadlineError, EngineError, OutriderError, UnavailableError
+from actors.errors import DeadlineError, EngineError, OutriderError, OverloadedError, RequestError, UnavailableError
 from actors.messages import (
     Cancel,
     Commit,
@@ -108,6 +109,8 @@ class Orchestrator:
                 if self._target_card is not None:  # a draft can only be checked against a target
                     await self._drafts.refresh()
                 self._place_drafts()
+                self._recorder.set(telemetry.READY_REPLICAS, len(self._targets.ready), tier="target")
+                self._recorder.set(telemetry.READY_REPLICAS, len(self._drafts.ready), tier="draft")
             except Exception as error:  # the directory may be restarting
                 logger.warning("discovery failed, trying again: %s", error)
             await asyncio.sleep(self._settings.discovery_period_s)
@@ -121,7 +124,12 @@ class Orchestrator:
         UnavailableError when no target can be had, DeadlineError when time is up. However it ends, also by
         cancellation, everything that the sequence holds is given back.
         """
-        session = await self._admission.admit(request)
+        try:
+            session = await self._admission.admit(request)
+        except RequestError as error:
+            self._recorder.add(telemetry.REFUSED, 1, reason=error.code or "invalid")
+            raise
+        self._recorder.add(telemetry.PROMPT_TOKENS, session.prompt_tokens)
         started = last = self._clock()
         outcome = "cancelled"
         self._sessions[request.id] = session
@@ -142,12 +150,15 @@ class Orchestrator:
                 yield delta
                 if delta.finish is not None:
                     return
-        except OutriderError:
+        except OutriderError as error:
             outcome = "error"
+            if isinstance(error, OverloadedError | UnavailableError):
+                self._recorder.add(telemetry.REFUSED, 1, reason=error.code or "error")
             raise
         finally:
             timer.cancel()
             self._release(session)
+            self._recorder.observe(telemetry.REQUEST_SECONDS, self._clock() - started)
             self._recorder.add(telemetry.REQUESTS, 1, outcome=outcome)
 
     def _record(self, delta: Delta, started: float, last: float, first: bool) -> float:
@@ -232,6 +243,7 @@ class Orchestrator:
     def _on_verdicts(self, target: TargetConnection, batches: list[VerdictBatch]) -> None:
         """Commit what a target decided: to the session at once, to each draft in the same turn of the loop."""
         for batch in batches:
+            self._recorder.observe(telemetry.LINK_SECONDS, max(0.0, time.time() - batch.ended_at), tier="target")
             for verdict in batch.verdicts:
                 session = self._sessions.get(verdict.sequence)
                 if session is not None and session.target is target:
@@ -248,13 +260,14 @@ class Orchestrator:
     def _on_offers(self, draft: DraftConnection, batches: list[OfferBatch]) -> None:
         """Pass proposals on to the targets in charge, and answer what the draft asks for."""
         for batch in batches:
+            self._recorder.observe(telemetry.LINK_SECONDS, max(0.0, time.time() - batch.ended_at), tier="draft")
             parts: dict[TargetConnection, dict[str, Any]] = {}
             for name, expansions in batch.expansions.items():
                 session = self._sessions.get(name)
                 if session is not None and session.draft is draft and session.target is not None:
                     parts.setdefault(session.target, {})[name] = expansions
             for target, part in parts.items():
-                target.post(OfferBatch(batch.source, part, step_seconds=batch.step_seconds, rows=batch.rows))
+                target.post(replace(batch, expansions=part, behind={}, unknown=(), refused=()))
             for name, position in batch.behind.items():
                 session = self._sessions.get(name)
                 if session is not None and session.draft is draft:
@@ -278,6 +291,7 @@ class Orchestrator:
                 continue
             session.target = None
             session.moves += 1
+            self._recorder.add(telemetry.MOVES, 1, tier="target")
             if session.moves > MOST_MOVES:
                 session.events.put_nowait(EngineError(f"{session.moves} targets were lost under this request"))
             else:
@@ -287,6 +301,7 @@ class Orchestrator:
         for name in list(draft.load):
             session = self._sessions.get(name)
             if session is not None and session.draft is draft:
+                self._recorder.add(telemetry.MOVES, 1, tier="draft")
                 self._drop_draft(session, tell=False)
                 self._place_draft(session)
 

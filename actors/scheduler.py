@@ -27,6 +27,7 @@ class _Sequence:
     opening: Opening
     owner: str
     tokens: list[int]
+    queued_at: float
     slot: int = -1
     cached: int = 0
     """Positions whose keys and values are in the slot."""
@@ -56,6 +57,13 @@ class PassReport:
     tokens: int = 0
     starved: int = 0
     """Rows that wanted drafts and found none."""
+    hold_seconds: float = 0.0
+    form_seconds: float = 0.0
+    commit_seconds: float = 0.0
+    plain_seconds: float = 0.0
+    """What the pass would have taken without drafts, as the cost fit has it."""
+    queue_seconds: list[float] = field(default_factory=list)
+    """How long the sequences that got a slot had waited for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +103,7 @@ class Scheduler:
         self._running: dict[str, _Sequence] = {}
         self._waiting: deque[_Sequence] = deque()
         self._refusals: list[Ruling] = []
+        self._held_since: float | None = None
 
     # -- what the links bring ------------------------------------------------------------------------------------
 
@@ -110,7 +119,7 @@ class Scheduler:
             self._refuse(owner, opening, full)
             return
         tokens = [*opening.prompt, *opening.committed]
-        self._waiting.append(_Sequence(opening, owner, tokens, generated=len(opening.committed)))
+        self._waiting.append(_Sequence(opening, owner, tokens, self._clock(), generated=len(opening.committed)))
         if opening.sampling.speculation:
             self._mailbox.open(opening.sequence, tokens)
 
@@ -145,6 +154,11 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def cached_positions(self) -> int:
+        """Positions of all slots that hold a token."""
+        return sum(sequence.cached for sequence in self._running.values())
+
+    @property
     def queued(self) -> int:
         """Sequences that wait for a slot."""
         return len(self._waiting)
@@ -156,19 +170,28 @@ class Scheduler:
             return 0.0
         limit = self._settings.lookahead.maximum
         ready = {name: len(self._mailbox.path(name, limit).tokens) for name in deciding}
-        plain = len(self._running) - len(deciding)
-        return self._controller.hold(self._clock(), ready, plain)
+        now = self._clock()
+        seconds = self._controller.hold(now, ready, len(self._running) - len(deciding))
+        if seconds and self._held_since is None:
+            self._held_since = now
+        return seconds
 
     def step(self) -> PassReport:
         """One target pass: propose, verify, commit."""
-        self._admit()
+        began = self._clock()
+        report = PassReport(hold_seconds=began - (self._held_since or began))
+        self._held_since = None
+        self._admit(report)
         turns = self._propose()
-        started = self._clock()
+        formed = self._clock()
         outcomes = self._verify(turns)
-        seconds = self._clock() - started
-        return self._commit(turns, outcomes, seconds)
+        verified = self._clock()
+        report.form_seconds, report.seconds = formed - began, verified - formed
+        self._commit(turns, outcomes, report)
+        report.commit_seconds = self._clock() - verified
+        return report
 
-    def _admit(self) -> None:
+    def _admit(self, report: PassReport) -> None:
         while self._waiting and self._free:
             sequence = self._waiting.popleft()
             slot = self._free.pop()
@@ -180,6 +203,7 @@ class Scheduler:
                 self._refuse(sequence.owner, sequence.opening, error)
                 continue
             sequence.slot = slot
+            report.queue_seconds.append(self._clock() - sequence.queued_at)
             self._running[sequence.opening.sequence] = sequence
 
     def _propose(self) -> list[_Turn]:
@@ -208,9 +232,9 @@ class Scheduler:
     def _verify(self, turns: list[_Turn]) -> list[Outcome | None]:
         return self._model.forward([turn.row() for turn in turns]) if turns else []
 
-    def _commit(self, turns: list[_Turn], outcomes: list[Outcome | None], seconds: float) -> PassReport:
-        report = PassReport(self._refusals, {r.owner for r in self._refusals}, seconds)
-        self._refusals = []
+    def _commit(self, turns: list[_Turn], outcomes: list[Outcome | None], report: PassReport) -> None:
+        report.rulings, self._refusals = self._refusals, []
+        report.owners = {ruling.owner for ruling in report.rulings}
         for turn, outcome in zip(turns, outcomes, strict=True):
             sequence = turn.sequence
             report.owners.add(sequence.owner)
@@ -219,8 +243,8 @@ class Scheduler:
             if outcome is not None:
                 report.starved += self._wants(turn) and not (turn.proposal.tokens or turn.declined)
                 report.rulings.append(Ruling(sequence.owner, self._rule(turn, outcome)))
-        self._controller.observe_pass(report.tokens, len(turns), seconds)
-        return report
+        report.plain_seconds = self._controller.cost(sum(len(turn.pending) for turn in turns))
+        self._controller.observe_pass(report.tokens, len(turns), report.seconds)
 
     def _rule(self, turn: _Turn, outcome: Outcome) -> Verdict:
         """Turn an outcome into a verdict: cut it at a stop, move the committed prefix on, end what is done."""

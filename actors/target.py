@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from actors import telemetry
+from actors.accounts import PassAccounts
 from actors.algorithms.lookahead import LookaheadController
 from actors.engines.protocol import ModelCard, TargetModel
 from actors.mailbox import Mailbox
 from actors.messages import Cancel, OfferBatch, Opening, TargetMessage, Verdict, VerdictBatch
 from actors.replica import Replica
-from actors.scheduler import PassReport, Scheduler
+from actors.scheduler import Scheduler
 from actors.settings import TargetSettings
 from actors.telemetry import Recorder
 
@@ -45,6 +45,7 @@ class TargetActor(Replica[TargetMessage, VerdictBatch]):
         card = model.card()
         self._controller = LookaheadController(self._settings.lookahead)
         self._mailbox = Mailbox(card.vocabulary)
+        self._accounts = PassAccounts(self._recorder, self._settings)
         self._scheduler = Scheduler(model, self._settings, self._mailbox, self._controller, self._clock)
         return card
 
@@ -75,34 +76,12 @@ class TargetActor(Replica[TargetMessage, VerdictBatch]):
         verdicts: dict[str, list[Verdict]] = {owner: [] for owner in report.owners}
         for ruling in report.rulings:
             verdicts[ruling.owner].append(ruling.verdict)
-        self._record(report)
+        self._accounts.pass_done(report, self._passes)
         number = self._progress + 1
         return {
             owner: VerdictBatch(self._name, number, batch, report.seconds, report.tokens, ended)
             for owner, batch in verdicts.items()
         }
-
-    def _record(self, report: PassReport) -> None:
-        recorder, rule = self._recorder, self._settings.rule
-        recorder.add(telemetry.PASSES, 1)
-        recorder.observe(telemetry.PASS_SECONDS, report.seconds)
-        recorder.set(telemetry.QUEUE, self._passes.queued, tier="target")
-        recorder.set(telemetry.ACTIVE, self._passes.active, tier="target")
-        verdicts = [ruling.verdict for ruling in report.rulings]
-        counts = {
-            telemetry.COMMITTED: sum(len(v.tokens) for v in verdicts),
-            telemetry.STARVED: report.starved,
-        }
-        for metric, count in counts.items():
-            if count:
-                recorder.add(metric, count)
-        if proposed := sum(v.proposed for v in verdicts):
-            recorder.add(telemetry.PROPOSED, proposed, rule=rule)
-            recorder.add(telemetry.ACCEPTED, sum(v.accepted for v in verdicts), rule=rule)
-            for place in range(max(v.proposed for v in verdicts)):
-                tags = {"place": str(place + 1)}
-                recorder.add(telemetry.POSITION_PROPOSED, sum(v.proposed > place for v in verdicts), **tags)
-                recorder.add(telemetry.POSITION_ACCEPTED, sum(v.accepted > place for v in verdicts), **tags)
 
     def _drop_link(self, link: str) -> None:
         self._passes.cancel_owner(link)

@@ -93,7 +93,7 @@ TAG_VALUES: dict[str, tuple[str, ...]] = {
     "outcome": ("stop", "length", "tool_calls", "cancelled", "error"),
     "reason": (),
     "place": tuple(str(place) for place in range(1, 65)),
-    "part": ("hold", "form", "forward", "verify"),
+    "part": ("hold", "form", "forward", "commit"),
     "direction": ("up", "down"),
     "route": (),
     "status": ("2xx", "4xx", "5xx"),
