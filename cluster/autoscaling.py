@@ -1,0 +1,184 @@
+"""Autoscaling policies, one per tier: what the replicas report goes in, how many there should be comes out.
+
+Pure: no Ray, no clock of its own. Ray Serve calls the policies through deployments/scaling.py and applies its own
+delays and bounds to what they return; the traffic simulator calls the same functions and applies `Pace`.
+
+Both policies ask for a number that follows from the demand, not from what the last answer was, so that replicas that
+are still starting are not asked for twice; where only a ratio is known (latency, starvation), nothing more is asked
+for until those that were asked for have come.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from pydantic import Field
+
+from actors.settings import Settings
+
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class TargetGoals(Settings):
+    """When a target tier is the right size."""
+
+    utilisation: Share = 0.8
+    """Sequences per slot to aim for: the rest is room for what comes before a new replica is up."""
+    kv_share: Share = 0.9
+    """KV positions in use, at most."""
+    inter_token_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Latency objective between tokens of one answer; None: none."""
+    slack: Annotated[float, Field(ge=0, lt=1)] = 0.15
+    """A replica is only given up if the rest would still be this far below the goals."""
+    growth: Annotated[float, Field(gt=1, le=10)] = 2.0
+    """At most this many times as many replicas in one step."""
+
+
+class DraftGoals(Settings):
+    """When a draft tier is the right size."""
+
+    utilisation: Share = 0.9
+    """Sequences per draft slot."""
+    starved_above: Share = 0.15
+    """More passes without a proposal than this, and a draft is added."""
+    starved_below: Annotated[float, Field(ge=0, lt=1)] = 0.03
+    """Fewer, and one may go."""
+    declined_above: Share = 0.9
+    """The controllers turn down this share of proposals: speculation does not pay, as few drafts as allowed remain."""
+    growth: Annotated[float, Field(gt=1, le=10)] = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class TargetLoad:
+    """One target replica. Sequences, slots, share of KV positions in use, seconds between tokens of a sequence."""
+
+    running: float = 0.0
+    waiting: float = 0.0
+    slots: float = 1.0
+    kv_share: float = 0.0
+    inter_token_s: float = 0.0
+    starved: float = 0.0
+    """Share of rows that wanted a proposal and found none: the draft tier's business, seen from here."""
+    declined: float = 0.0
+    """Share of rows whose proposal was not worth verifying."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLoad:
+    """One draft replica: sequences it follows, and slots for them."""
+
+    sessions: float = 0.0
+    slots: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How many replicas there should be, and why, for people."""
+
+    replicas: int
+    reason: str
+
+
+def target_replicas(
+    loads: Sequence[TargetLoad], current: int, starting: int, waiting_outside: float, goals: TargetGoals
+) -> Decision:
+    """Replicas for the target tier.
+
+    current: replicas that run; starting: those on their way. waiting_outside: requests that no replica has taken yet
+    (there may be none to take them).
+    """
+    if not loads:
+        if waiting_outside > 0 and current + starting == 0:
+            return Decision(1, "requests wait and no target runs")
+        return Decision(current + starting, "no replica has reported yet")
+    slots = sum(load.slots for load in loads) / len(loads)
+    demand = sum(load.running + load.waiting for load in loads) + waiting_outside
+    wanted = demand / (slots * goals.utilisation)
+    reason = f"{demand:.0f} sequences for {slots:.0f} slots a replica"
+    kv = current * _mean([load.kv_share for load in loads]) / goals.kv_share
+    if kv > wanted:
+        wanted, reason = kv, "KV use"
+    if goals.inter_token_ms is not None:
+        slow = current * max(load.inter_token_s for load in loads) * 1e3 / goals.inter_token_ms
+        # A ratio, not a demand: it says nothing new until the replicas already asked for are up.
+        if slow > max(wanted, current) and not starting:
+            wanted, reason = slow, "latency between tokens above its objective"
+    return _settle(wanted, current, starting, goals.growth, goals.slack, reason)
+
+
+def draft_replicas(
+    loads: Sequence[DraftLoad], targets: Sequence[TargetLoad], current: int, starting: int, goals: DraftGoals
+) -> Decision:
+    """Replicas for the draft tier, from its own load and from what the targets miss.
+
+    With no draft running, targets that run sequences bring the first one back; Serve's bounds decide whether that is
+    allowed.
+    """
+    running = sum(load.running for load in targets)
+    declined = _weighted([(load.declined, load.running) for load in targets])
+    starved = _weighted([(load.starved, load.running) for load in targets])
+    if declined > goals.declined_above:
+        return Decision(0, f"{declined:.0%} of proposals are turned down: speculation does not pay at this load")
+    if running == 0:
+        return Decision(0, "no sequences run")
+    if current + starting == 0:
+        return Decision(1, "sequences run without a draft")
+    if not loads:
+        return Decision(current + starting, "no replica has reported yet")
+    slots = sum(load.slots for load in loads) / len(loads)
+    wanted = sum(load.sessions for load in loads) / (slots * goals.utilisation)
+    reason = "sequences per draft"
+    if starved > goals.starved_above and not starting:
+        wanted = max(wanted, current * (1 + starved))
+        reason = f"{starved:.0%} of passes found no proposal"
+    elif starved > goals.starved_below:
+        wanted = max(wanted, float(current))
+        reason = "starvation within bounds"
+    else:
+        wanted = max(wanted, current - 1.0)
+        reason = "proposals are ready with room to spare"
+    return _settle(wanted, current, starting, goals.growth, 0.0, reason)
+
+
+def _settle(wanted: float, current: int, starting: int, growth: float, slack: float, reason: str) -> Decision:
+    """A whole number near `wanted`: never many at once, and fewer only if that leaves slack."""
+    replicas = math.ceil(wanted - 1e-9)
+    held = current + starting
+    if replicas < held:
+        replicas = min(held, math.ceil(wanted / (1 - slack) - 1e-9))
+    most = max(held + 1, math.floor(held * growth))
+    return Decision(max(0, min(replicas, most)), reason)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _weighted(pairs: Sequence[tuple[float, float]]) -> float:
+    weight = sum(w for _, w in pairs)
+    return sum(v * w for v, w in pairs) / weight if weight else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Applies a decision as Ray Serve does: only once it has pointed the same way for the whole delay."""
+
+    upscale_delay_s: float
+    downscale_delay_s: float
+    minimum: int
+    maximum: int
+    direction: int = 0
+    since: float = 0.0
+
+    def apply(self, now: float, current: int, wanted: int) -> tuple[int, Pace]:
+        """Replicas from now on, and the pace to go on with."""
+        wanted = max(self.minimum, min(self.maximum, wanted))
+        direction = (wanted > current) - (wanted < current)
+        since = self.since if direction == self.direction else now
+        delay = self.upscale_delay_s if direction > 0 else self.downscale_delay_s
+        if direction and now - since >= delay:
+            return wanted, replace(self, direction=0, since=now)
+        return current, replace(self, direction=direction, since=since)
