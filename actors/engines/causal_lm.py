@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from actors.engines.fast_linear import optimise_for_small_blocks
 from actors.engines.slots import ATTENTION, HeadShape, Layout, Probe, SlotCache, SlotRow, slot_attention
 from actors.errors import ConfigError
 
@@ -23,6 +24,8 @@ class CausalLM:
     """A model's weights, ready to run flat passes over the slots of a cache.
 
     vocabulary: int64 [V'], sorted target token ids; restricts the output head to these rows. None keeps all.
+    packed: on a CPU, pack float32 weights as this type for passes of a few tokens (see fast_linear.py); None leaves
+        the model's own layers.
     Raises ConfigError when the model does not attend in a way that slots can give.
     """
 
@@ -34,6 +37,7 @@ class CausalLM:
         eos: Sequence[int] = (),
         fingerprint: str = "",
         vocabulary: Tensor | None = None,
+        packed: torch.dtype | None = torch.float32,
     ) -> None:
         self.module: Any = module.eval().requires_grad_(False)
         self.name, self.eos, self.fingerprint = name, tuple(eos), fingerprint
@@ -44,6 +48,8 @@ class CausalLM:
         if self.vocabulary is not None:
             self._restrict_head(self.vocabulary)
         _use_slot_attention(self.module, name)
+        if self.device.type == "cpu" and packed is not None:
+            optimise_for_small_blocks(self.module, weights=packed)
 
     def cache(self, *, slots: int, context: int, scratch: int = 0) -> SlotCache:
         """A cache that fits this model. Raises ConfigError when its attention or its context does not allow it."""
