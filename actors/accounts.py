@@ -1,4 +1,7 @@
-"""Turns what passes and steps did into metrics. Kept out of the loops that do the work."""
+"""Turns what passes and steps did into metrics and into the loads that autoscaling goes by.
+
+Kept out of the loops that do the work.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from actors.settings import TargetSettings
 from actors.telemetry import Recorder
 
 _SMOOTHING = 0.05
-"""Share of the newest pass in the estimated gain, which is noisy from pass to pass."""
+"""Share of the newest pass in running means, which would jump from pass to pass otherwise."""
 
 
 class PassAccounts:
@@ -17,7 +20,9 @@ class PassAccounts:
     def __init__(self, recorder: Recorder, settings: TargetSettings) -> None:
         self._recorder = recorder
         self._rule = settings.rule
+        self._settings = settings
         self._gain: float | None = None
+        self._starved = self._declined = self._inter_token = 0.0
         recorder.set(telemetry.SLOTS, settings.slots)
         recorder.set(telemetry.KV_POSITIONS, settings.slots * settings.context)
 
@@ -42,6 +47,19 @@ class PassAccounts:
             recorder.observe(telemetry.QUEUE_SECONDS, seconds)
         self._decisions(report)
 
+    def load(self, scheduler: Scheduler) -> dict[str, float]:
+        """What the autoscaling policy of this tier goes by (cluster.autoscaling.TargetLoad)."""
+        slots = self._settings.slots
+        return {
+            "running": float(scheduler.active),
+            "waiting": float(scheduler.queued),
+            "slots": float(slots),
+            "kv_share": scheduler.cached_positions / (slots * self._settings.context),
+            "inter_token_s": self._inter_token if scheduler.active else 0.0,
+            "starved": self._starved,
+            "declined": self._declined,
+        }
+
     def _decisions(self, report: PassReport) -> None:
         recorder = self._recorder
         verdicts = [ruling.verdict for ruling in report.rulings if ruling.verdict.error is None]
@@ -58,6 +76,12 @@ class PassAccounts:
             tag = str(place + 1)
             recorder.add(telemetry.POSITION_PROPOSED, sum(v.proposed > place for v in verdicts), place=tag)
             recorder.add(telemetry.POSITION_ACCEPTED, sum(v.accepted > place for v in verdicts), place=tag)
+        if verdicts and committed:
+            rows = len(verdicts)
+            whole = report.hold_seconds + report.form_seconds + report.seconds + report.commit_seconds
+            self._starved += _SMOOTHING * (report.starved / rows - self._starved)
+            self._declined += _SMOOTHING * (report.declined / rows - self._declined)
+            self._inter_token += _SMOOTHING * (whole * rows / committed - self._inter_token)
         if report.plain_seconds > 0 and report.seconds > 0 and verdicts:
             gain = (committed / report.seconds) / (len(verdicts) / report.plain_seconds)
             self._gain = gain if self._gain is None else self._gain + _SMOOTHING * (gain - self._gain)

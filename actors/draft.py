@@ -144,5 +144,9 @@ class DraftActor(Replica[DraftMessage, OfferBatch]):
             for link in links
         }
 
+    async def load(self) -> dict[str, float]:
+        """What the autoscaling policy of this tier goes by (cluster.autoscaling.DraftLoad)."""
+        return {"sessions": float(len(self._owners)), "slots": float(self._settings.slots)}
+
     def _busy(self) -> bool:
         return bool(self._owners) and not self._frontier_empty

@@ -57,6 +57,8 @@ class PassReport:
     tokens: int = 0
     starved: int = 0
     """Rows that wanted drafts and found none."""
+    declined: int = 0
+    """Rows whose drafts were not worth verifying."""
     hold_seconds: float = 0.0
     form_seconds: float = 0.0
     commit_seconds: float = 0.0
@@ -156,7 +158,7 @@ class Scheduler:
     @property
     def cached_positions(self) -> int:
         """Positions of all slots that hold a token."""
-        return sum(sequence.cached for sequence in self._running.values())
+        return sum(sequence.cached for sequence in list(self._running.values()))
 
     @property
     def queued(self) -> int:
@@ -242,6 +244,7 @@ class Scheduler:
             sequence.cached += len(turn.pending)
             if outcome is not None:
                 report.starved += self._wants(turn) and not (turn.proposal.tokens or turn.declined)
+                report.declined += turn.declined
                 report.rulings.append(Ruling(sequence.owner, self._rule(turn, outcome)))
         report.plain_seconds = self._controller.cost(sum(len(turn.pending) for turn in turns))
         self._controller.observe_pass(report.tokens, len(turns), report.seconds)

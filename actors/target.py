@@ -83,6 +83,10 @@ class TargetActor(Replica[TargetMessage, VerdictBatch]):
             for owner, batch in verdicts.items()
         }
 
+    async def load(self) -> dict[str, float]:
+        """What the autoscaling policy of this tier goes by; empty until the model is built."""
+        return self._accounts.load(self._passes) if self._scheduler is not None else {}
+
     def _drop_link(self, link: str) -> None:
         self._passes.cancel_owner(link)
 
