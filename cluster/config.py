@@ -20,6 +20,7 @@ from actors.settings import (
     Settings,
     TargetSettings,
 )
+from cluster.autoscaling import DraftGoals, TargetGoals
 
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -75,6 +76,8 @@ class TargetTier(Tier):
     engine_kwargs: dict[str, Any] = {}
     """Passed to the engine as they are (vLLM's names for vLLM)."""
     settings: TargetSettings = TargetSettings()
+    goals: TargetGoals = TargetGoals()
+    """What autoscaling aims for."""
 
 
 class DraftTier(Tier):
@@ -87,6 +90,8 @@ class DraftTier(Tier):
     """early_exit: how many of the target's first layers."""
     engine_kwargs: dict[str, Any] = {}
     settings: DraftSettings = DraftSettings()
+    goals: DraftGoals = DraftGoals()
+    """What autoscaling aims for."""
 
 
 class Ingress(Settings):

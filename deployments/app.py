@@ -12,7 +12,7 @@ from ray import serve
 from ray.serve import Application
 
 from cluster import factory
-from cluster.config import Autoscaling, DeploymentConfig, Tier, load_config
+from cluster.config import Autoscaling, DeploymentConfig, DraftTier, TargetTier, load_config
 from deployments.ingress import http_app
 from deployments.orchestration import OrchestratorReplica, RemoteService
 from deployments.service import Served
@@ -74,7 +74,7 @@ def _tier(config: DeploymentConfig, raw: dict[str, Any], tier: TierName) -> Appl
         "health_check_period_s": 2.0,
         "health_check_timeout_s": 15.0,
         "graceful_shutdown_timeout_s": 5.0,  # the replica itself has no requests; orchestrators move its sequences
-        **_scale(settings),
+        **_scale(settings, tier),
     }
     if group:
         options["placement_group_bundles"] = group
@@ -83,12 +83,14 @@ def _tier(config: DeploymentConfig, raw: dict[str, Any], tier: TierName) -> Appl
     return serve.deployment(TierReplica).options(**options).bind(raw, tier)
 
 
-def _scale(tier: Tier) -> dict[str, Any]:
+def _scale(tier: TargetTier | DraftTier, name: TierName) -> dict[str, Any]:
     bounds: Autoscaling | None = tier.autoscaling
     if bounds is None:
         return {"num_replicas": tier.replicas}
+    policy = "deployments.scaling:" + ("TargetPolicy" if name == "target" else "DraftPolicy")
     return {
         "autoscaling_config": {
+            "policy": {"policy_function": policy, "policy_kwargs": {"goals": tier.goals.model_dump(mode="json")}},
             "min_replicas": bounds.min_replicas,
             "max_replicas": bounds.max_replicas,
             "upscale_delay_s": bounds.upscale_delay_s,

@@ -83,6 +83,11 @@ class TierReplica:
             logger.warning("the actor of %s died; placing it again (%d)", self._name, self._restarts)
             self._actor = self._place()
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What the tier's autoscaling policy goes by (deployments/scaling.py)."""
+        load: dict[str, float] = await self._actor.load.remote()
+        return load
+
     async def card(self) -> ModelCard:
         """The model that this replica serves."""
         return self._card
