@@ -4,8 +4,8 @@ A pass over M tokens reads every weight once, so for small M it should cost what
 behind `nn.Linear` does not get there: a row-major weight suits it for M = 1 (a matrix-vector product); from M = 2 to 3
 it walks the weight once per token, and from M = 4 on it repacks the whole weight before it multiplies. oneDNN can be
 given a weight that is packed already (blocks of 64 outputs, in the order they are read), and then M = 4 to 6 run at
-the speed of memory. It has no fast path for M below 4, so such inputs are padded with zero rows, which costs nothing:
-even M = 1 is faster than the matrix-vector product. Figures: benchmarks/LOG.md.
+the speed of memory. It has no fast path for M below 4, so such inputs are repeated, which costs nothing: even M = 1 is
+faster than the matrix-vector product. Figures: benchmarks/LOG.md.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 _LEAST_ROWS = 4
-"""Inputs of fewer rows are padded to this many."""
+_COPIES = (1, 4, 2, 2)
+"""Inputs of fewer rows are repeated this often. To copy is cheaper than to pad with zeros."""
 _ROWS_TO_PACK_FOR = 8
 """What oneDNN is told to expect. It chooses the same layout for 2 to several hundred rows, another for 1."""
 
@@ -54,8 +54,8 @@ class PackedLinear(nn.Module):
         shape = x.shape[:-1]
         count = shape.numel()
         rows = x.reshape(count, self.in_features)
-        if count < _LEAST_ROWS:
-            rows = functional.pad(rows, (0, 0, 0, _LEAST_ROWS - count))
+        if 0 < count < _LEAST_ROWS:
+            rows = torch.cat([rows] * _COPIES[count])
         if self._dtype is torch.float32:
             out: Tensor = self._multiply(rows, self._weight, self.bias, "none", [], "")
         else:
