@@ -72,7 +72,9 @@ class LookaheadSettings(Settings):
     """Upper bound in every mode, and the value itself in fixed mode. 0 turns speculation off."""
     schedule: dict[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0)]] = {}
     """Scheduled mode: batch size from which on -> lookahead."""
-    wait: Literal["adaptive", "never", "bounded"] = "adaptive"
+    wait: Literal["adaptive", "never", "bounded", "full"] = "adaptive"
+    """bounded: for the first draft token of each sequence. full: for the whole lookahead, which makes draft and
+    target take turns."""
     max_wait_ms: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)] = 10.0
     """A pass is never held longer than this for a draft that is due."""
 

@@ -177,7 +177,8 @@ class LookaheadController:
         limit = self._scheduled(len(ready) + plain) if settings.mode == "scheduled" else settings.maximum
         if settings.wait == "never" or not ready or limit == 0:
             return 0.0
-        return self._waiting.hold(now, ready, limit, self.cost.slope, settings.wait == "bounded")
+        demanded = {"adaptive": 0, "bounded": 1, "full": limit}[settings.wait]
+        return self._waiting.hold(now, ready, limit, self.cost.slope, demanded)
 
     def observe_offer(self, now: float, sequence: str) -> None:
         """Drafts for `sequence` arrived at `now`."""

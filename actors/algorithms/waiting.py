@@ -77,11 +77,11 @@ class WaitingRule:
         self._since = None
         self._idle_passes += 1
 
-    def hold(self, now: float, ready: Mapping[str, int], limit: int, token_seconds: float, bounded: bool) -> float:
+    def hold(self, now: float, ready: Mapping[str, int], limit: int, token_seconds: float, demanded: int) -> float:
         """Seconds to hold from `now` on; 0 means go.
 
         ready: draft tokens at hand per sequence. limit: most that are of use. token_seconds: what verifying one
-        more token adds to a pass. bounded: wait for every sequence that has none, whether it pays or not.
+        more token adds to a pass. demanded: wait until every sequence has so many, whether it pays or not.
         """
         if self._since is None:
             self._since = self._grew_at = now
@@ -97,7 +97,7 @@ class WaitingRule:
         left = self._longest - self._elapsed(now)
         wait = 0.0
         if left >= SOONEST_S and any(due):
-            wait = (left if due[0] else 0.0) if bounded else self._worth(now, due, left, token_seconds)
+            wait = (left if any(due[:demanded]) else 0.0) if demanded else self._worth(now, due, left, token_seconds)
         if wait >= SOONEST_S:
             self._idle_passes = 0
             return wait
