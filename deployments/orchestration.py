@@ -35,7 +35,9 @@ class OrchestratorReplica:
             "model": config.model_id,
             "replica": context.replica_id.unique_id,
         }
-        self._has_drafts = config.draft.kind != "none"
+        scaling = config.draft.autoscaling
+        least = config.draft.replicas if scaling is None else scaling.min_replicas
+        self._needs_drafts = config.draft.kind != "none" and least > 0
         self._orchestrator = Orchestrator(
             targets=NamedActors(context.app_name, "target"),
             drafts=NamedActors(context.app_name, "draft"),
@@ -55,9 +57,9 @@ class OrchestratorReplica:
         return self._orchestrator.status()
 
     async def ready(self) -> bool:
-        """Whether both tiers can serve."""
+        """Whether both tiers can serve; a draft tier that may be empty is not waited for."""
         drafts = self._orchestrator.status()["draft"]["replicas"]
-        return self._orchestrator.ready() and (bool(drafts) or not self._has_drafts)
+        return self._orchestrator.ready() and (bool(drafts) or not self._needs_drafts)
 
 
 class RemoteService:
