@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from actors.errors import ConfigError
-from cluster.config import DeploymentConfig, Tier, load_config
+from cluster.config import DeploymentConfig, TargetTier, Tier, load_config
 
 Document = dict[str, Any]
 
@@ -154,6 +154,8 @@ def _size(group: Document, tier: Tier, ranks: int, gpus_per_pod: int | None, nam
     if needed and gpus_per_pod < tier.resources.num_gpus:
         each = tier.resources.num_gpus
         raise ConfigError(f"a worker of the {name} group takes {each:g} GPUs, a pod has {gpus_per_pod}")
+    if isinstance(tier, TargetTier) and tier.engine == "vllm" and gpus_per_pod < needed:
+        raise ConfigError(f"vLLM holds its tensor-parallel group in one pod: give target pods {needed:g} GPUs")
     workers = ranks if not needed else min(ranks, math.floor(gpus_per_pod / tier.resources.num_gpus))
     pods = math.ceil(ranks / workers)
     replicas = math.floor(gpus_per_pod / needed) if needed and pods == 1 else 1

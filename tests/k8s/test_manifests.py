@@ -131,6 +131,13 @@ def test_pods_too_small_are_refused() -> None:
         render({}, {"resources": {"num_gpus": 2}}, PodShape(draft_gpus=1))
 
 
+def test_vllm_is_not_spread() -> None:
+    """Its ranks live in one process group of one Ray actor, which asks for all GPUs in one bundle."""
+    target = {"engine": "vllm", "tensor_parallel_size": 4, "resources": {"num_gpus": 1}}
+    with pytest.raises(ConfigError, match="give target pods 4 GPUs"):
+        render(target, {}, PodShape(target_gpus=2))
+
+
 @given(
     ranks=st.integers(1, 16),
     gpus=st.sampled_from([0.25, 0.5, 1.0]),
@@ -142,7 +149,6 @@ def test_pods_hold_the_replicas(ranks: int, gpus: float, low: int, spread: int, 
     """Whatever the shape: the GPUs of all pods suffice for the replicas, and no pod fewer would do."""
     target = render(
         {
-            "engine": "vllm",
             "tensor_parallel_size": ranks,
             "resources": {"num_gpus": gpus},
             "autoscaling": {"min_replicas": low, "max_replicas": low + spread},
