@@ -1,8 +1,13 @@
-"""`outrider k8s` and `outrider grafana`: manifests and dashboards from the command line."""
+"""`outrider k8s`, `outrider grafana` and `outrider observe`: manifests, dashboards, and a local Prometheus.
+
+`k8s` and `grafana` are typer applications to mount; `observe` is a function to register as a command.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +16,7 @@ import typer
 from actors.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, help="Kubernetes manifests of a deployment.")
+grafana = typer.Typer(no_args_is_help=True, help="Dashboards and alert rules.")
 
 KUSTOMIZATION = """\
 apiVersion: kustomize.config.k8s.io/v1beta1
@@ -70,3 +76,95 @@ def render(
         relative = os.path.relpath(base.resolve(), overlay.resolve())  # kustomize takes no absolute paths
         kustomization.write_text(KUSTOMIZATION.format(base=relative), encoding="utf-8")
     typer.echo(f"wrote {overlay / 'rayservice.yaml'}")
+
+
+@grafana.command()
+def build(
+    output: Annotated[Path, typer.Option(help="The monitoring component.")] = Path("k8s/components/monitoring"),
+) -> None:
+    """Write dashboards (JSON) and alert rules (PrometheusRule) for Kubernetes."""
+    from cluster.grafana.artefacts import artefacts
+
+    for name, text in artefacts().items():
+        path = output / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        typer.echo(f"wrote {path}")
+
+
+@grafana.command()
+def push(
+    url: Annotated[str, typer.Option(envvar="GRAFANA_URL", help="Address of Grafana, with a path if it has one.")],
+    token: Annotated[
+        str, typer.Option(envvar="GRAFANA_TOKEN", help="Token of a service account; better given in the environment.")
+    ],
+    prometheus: Annotated[
+        str | None, typer.Option(help="Prometheus as Grafana reaches it: makes or corrects a data source.")
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Do not check Grafana's certificate.")] = False,
+) -> None:
+    """Put the dashboards into Grafana: a folder, the data source, and what differs. Safe to repeat."""
+    from cluster.grafana import client
+    from cluster.grafana.dashboards import all_dashboards
+
+    try:
+        send = client.connect(url, token, verify=not insecure)
+        done = client.push(send, all_dashboards(), prometheus)
+    except ConfigError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    except client.GrafanaError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+    typer.echo(f"folder {'created' if done.folder_created else 'there'}, data source {done.source}")
+    typer.echo(f"dashboards: {done.written} written, {done.unchanged} unchanged")
+    for path in done.urls:
+        typer.echo(f"  {url.rstrip('/')}{path}")
+
+
+def observe(
+    address: Annotated[str, typer.Option(help="Ray cluster to look at; auto finds this machine's.")] = "auto",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of Prometheus, on 127.0.0.1.")] = 9090,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where data and configuration go. Default: a temporary folder.")
+    ] = None,
+) -> None:
+    """Run Prometheus beside a local application, with the alert rules, and print where to look. Ctrl-C ends it."""
+    import tempfile
+
+    from cluster import observe as watching
+    from cluster.grafana.dashboards import all_dashboards
+    from deployments.local import check_port, ray_cluster
+
+    try:
+        check_port("127.0.0.1", port)
+        with contextlib.ExitStack() as stack:
+            place = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-observe-")))
+            stack.enter_context(ray_cluster(address))
+            import ray
+
+            url = stack.enter_context(watching.prometheus(place, watching.node_addresses(ray.nodes()), port))
+            typer.echo(f"Prometheus  {url}\nAlerts      {url}/alerts\nTargets     {url}/targets\n")
+            for title, link in watching.graph_links(url, all_dashboards()):
+                typer.echo(f"{title}\n  {link}")
+            typer.echo(f"\nGrafana: outrider grafana push --url ... --prometheus {url}\nCtrl-C ends it.")
+            _follow_nodes(place)
+    except ConfigError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+
+
+def _follow_nodes(folder: Path, period_s: float = 10.0) -> None:
+    """Keep the list of nodes up to date until Ctrl-C or the cluster's end."""
+    import ray
+
+    from cluster import observe as watching
+
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            time.sleep(period_s)
+            try:
+                watching.write_targets(folder, watching.node_addresses(ray.nodes()))
+            except Exception as error:  # Ray says in many ways that it is gone
+                typer.echo(f"the Ray cluster is gone: {error}", err=True)
+                return

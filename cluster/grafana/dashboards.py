@@ -208,7 +208,7 @@ def target() -> Model:
             ),
             Panel(
                 "Where a pass's time goes",
-                "Held for drafts, formed, forward, verified.",
+                "Held for drafts, formed, forward (verification included), committed.",
                 (Query(q.rate(S, t.PASS_PART_SECONDS, "part"), "{{part}}"),),
                 "percentunit",
                 stacked=True,
