@@ -191,6 +191,9 @@ class Orchestrator:
             wait = self._settings.unavailable_timeout_s
             asyncio.get_running_loop().call_later(wait, self._give_up, session)
             return
+        self._open_at(target, session)
+
+    def _open_at(self, target: TargetConnection, session: Session) -> None:
         session.target = target
         target.load.add(session.request.id)
         target.post(session.resumed())
@@ -200,11 +203,18 @@ class Orchestrator:
             session.events.put_nowait(UnavailableError("no target replica is available"))
 
     def _place_all(self, target: TargetConnection) -> None:
-        """A target has come: it takes the sequences that wait for one."""
+        """A target has come: it takes the sequences that wait for one, and those that wait for a slot elsewhere."""
         self._target_card = target.card
         for session in list(self._sessions.values()):
             if session.target is None and not session.ended:
                 self._place(session)
+        for other in self._targets.ready.values():
+            queued = [self._sessions[name] for name in other.load if not self._sessions[name].passes]
+            spare = min(len(other.load) - other.card.slots, (len(other.load) - len(target.load)) // 2)
+            for session in queued[: max(spare, 0)]:
+                other.load.discard(session.request.id)
+                other.post(Cancel((session.request.id,)))
+                self._open_at(target, session)
 
     def _place_draft(self, session: Session) -> None:
         if session.draft is not None or session.ended or not session.opening.sampling.speculation:

@@ -194,3 +194,17 @@ async def test_a_deadline_ends_the_request_and_frees_it(start, request_for) -> N
         with pytest.raises(DeadlineError):
             await local.tokens(request_for("r", (1,), max_tokens=2000))
         await settled(local)
+
+
+async def test_a_new_target_takes_what_waits_for_a_slot(start, request_for) -> None:
+    small = TargetSettings(slots=2, queue=64)
+    async with start(targets=2, target_settings=small) as local:
+        late = local.targets.peers.pop("target-1")
+        wanted = [request_for(f"r{i}", (i + 1,), max_tokens=60) for i in range(16)]
+        jobs = asyncio.gather(*(local.tokens(request) for request in wanted))
+        while local.recorder.total(telemetry.COMMITTED) < 50:
+            await asyncio.sleep(0.005)
+        local.targets.peers["target-1"] = late
+        for request, answer in zip(wanted, await jobs, strict=True):
+            assert answer == truth(request)
+        assert local.actors["target-1"]._progress > 0
