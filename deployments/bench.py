@@ -1,0 +1,120 @@
+"""`outrider bench`: ways of decoding side by side, against the limit, with where the lost time went."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Coroutine
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from deployments.bench_lab import Lab
+    from deployments.bench_report import Section
+    from deployments.rig import Rig, RigPlan, Run
+
+    Scenario = Callable[[Lab], Coroutine[None, None, tuple[list[Section], Run]]]
+
+OUT = Path("benchmarks/out")
+
+
+class Name(StrEnum):
+    """What can be measured."""
+
+    one_sequence = "one-sequence"
+    many = "many"
+    overhead = "overhead"
+    scaling = "scaling"
+    saturation = "saturation"
+    demo = "demo"
+    all = "all"
+
+
+def command(
+    scenario: Annotated[Name, typer.Option(help="Which goals to measure.")] = Name.all,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each; medians and ranges are reported.")] = 5,
+    tokens: Annotated[int, typer.Option(min=16, help="one-sequence: length of an answer.")] = 600,
+    pass_ms: Annotated[float, typer.Option(min=0.1, help="one-sequence: time of a target pass.")] = 25.0,
+    step_ms: Annotated[float, typer.Option(min=0.1, help="one-sequence: time of a draft step.")] = 3.0,
+    acceptance: Annotated[float, typer.Option(min=0.0, max=1.0, help="one-sequence: per draft token.")] = 0.8,
+    spread: Annotated[float, typer.Option(min=0.0, max=0.5, help="one-sequence: acceptance varies by ± this.")] = 0.0,
+    link_delay_ms: Annotated[float, typer.Option(min=0.0, help="Added to every delivery to a replica.")] = 0.0,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write the last run's timeline here (open it in Perfetto).", show_default=False)
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for bench.json and bench.png.")] = OUT,
+    in_process: Annotated[bool, typer.Option(help="Without Ray: a first look, not a measurement.")] = False,
+) -> None:
+    """Measure plain decoding, drafting in turn, a pipelined chain and an outcome tree in one run.
+
+    Emulated hardware by default; `--scenario demo` measures the demo pair on this machine's CPU. Exit code 1 when a
+    goal was missed.
+    """
+    from rich.console import Console
+
+    from deployments import bench_report, bench_scenarios
+    from deployments import trace as timeline
+    from deployments.bench_lab import Lab
+
+    console = Console()
+    lab = Lab(_starter(in_process), repeats, link_delay_ms, lambda line: console.print(line, style="dim"))
+    scenarios: dict[Name, Scenario] = {
+        Name.one_sequence: lambda lab: bench_scenarios.one_sequence(
+            lab,
+            pass_ms=pass_ms,
+            step_ms=step_ms,
+            acceptance=acceptance,
+            spread=spread,
+            hop_ms=2.0 + 2 * link_delay_ms,
+            tokens=tokens,
+        ),
+        Name.many: bench_scenarios.many,
+        Name.overhead: bench_scenarios.overhead,
+        Name.scaling: bench_scenarios.scaling,
+        Name.saturation: bench_scenarios.saturation,
+    }
+    chosen = [name for name in scenarios if scenario in (name, Name.all)]
+
+    async def measure() -> tuple[list[Section], Run | None]:
+        sections: list[Section] = []
+        run: Run | None = None
+        for name in chosen:
+            console.print(f"measuring {name.value}")
+            found, run = await scenarios[name](lab)
+            sections += found
+        return sections, run
+
+    if not in_process:
+        _start_ray()
+    sections, run = asyncio.run(measure())
+    bench_report.show(sections, console)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "bench.json").write_text(bench_report.to_json(sections), encoding="utf-8")
+    plotted = bench_report.plot(sections, out / "bench.png")
+    console.print(f"written: {out / 'bench.json'}" + (f", {out / 'bench.png'}" if plotted else ""))
+    if trace is not None and run is not None:
+        timeline.write(run, trace)
+        console.print(f"written: {trace} (open it at https://ui.perfetto.dev)")
+    if not all(goal.reached for section in sections for goal in section.goals):
+        raise typer.Exit(1)
+
+
+def _starter(in_process: bool) -> Callable[[RigPlan], Awaitable[Rig]]:
+    from deployments.rig import LocalRig, RayRig
+
+    return LocalRig.start if in_process else RayRig.start
+
+
+def _start_ray() -> None:
+    import ray
+
+    # Ray runs its workers at low priority; on a machine with other work that is what would be measured.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    ray.init(num_cpus=os.cpu_count(), include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
+
+
+if __name__ == "__main__":
+    typer.run(command)
