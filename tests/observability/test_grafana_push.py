@@ -1,0 +1,142 @@
+"""Provisioning against Grafana's recorded contract: once through a plain transport, once through grafana-api."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from fake_grafana import TOKEN, Grafana, served
+from typer.testing import CliRunner
+
+from actors.errors import ConfigError
+from cluster.grafana import client
+from cluster.grafana.client import GrafanaError, MissingError, Transport, push
+from cluster.grafana.dashboards import all_dashboards
+from deployments import k8s_cli
+
+INSTALLED = importlib.util.find_spec("grafana_api") is not None
+needs_package = pytest.mark.skipif(not INSTALLED, reason="the extra `grafana` is not installed")
+PROMETHEUS = "http://prometheus.monitoring:9090"
+
+
+def plain(url: str, token: str) -> Transport:
+    """What `connect` promises, in the standard library: the contract does not depend on the package."""
+
+    def send(method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        request = urllib.request.Request(
+            f"{url}/api{path}", method=method, headers={"Authorization": f"Bearer {token}"}
+        )
+        if body is not None:
+            request.data = json.dumps(body).encode()
+            request.add_header("Content-Type", "application/json")
+        try:
+            with urllib.request.urlopen(request, timeout=5) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                message = json.load(error)["message"]
+            raise (MissingError if error.code == 404 else GrafanaError)(f"{method} {path}: {message}") from error
+
+    return send
+
+
+@pytest.fixture(params=["", "/grafana"])
+def grafana(request: pytest.FixtureRequest) -> Iterator[tuple[Grafana, str]]:
+    fake = Grafana(request.param)
+    with served(fake) as url:
+        yield fake, url
+
+
+@pytest.fixture(params=[plain, pytest.param(client.connect, marks=needs_package)], ids=["plain", "package"])
+def connect(request: pytest.FixtureRequest) -> Callable[[str, str], Transport]:
+    chosen: Callable[[str, str], Transport] = request.param
+    return chosen
+
+
+def test_an_empty_grafana_is_filled(grafana: tuple[Grafana, str], connect: Any) -> None:
+    fake, url = grafana
+    done = push(connect(url, TOKEN), all_dashboards(), PROMETHEUS)
+    assert (done.folder_created, done.source, done.written, done.unchanged) == (True, "created", 4, 0)
+    assert set(fake.dashboards) == {"outrider-users", "outrider-speculation", "outrider-target", "outrider-draft"}
+    assert {d["meta"]["folderUid"] for d in fake.dashboards.values()} == {"outrider"}
+    assert fake.sources["outrider-prometheus"]["url"] == PROMETHEUS
+    assert done.urls[0] == f"{fake.prefix}/d/outrider-users/outrider-users"
+
+
+def test_a_second_push_changes_nothing(grafana: tuple[Grafana, str], connect: Any) -> None:
+    fake, url = grafana
+    push(connect(url, TOKEN), all_dashboards(), PROMETHEUS)
+    fake.requests.clear()
+    done = push(connect(url, TOKEN), all_dashboards(), PROMETHEUS)
+    assert (done.folder_created, done.source, done.written, done.unchanged) == (False, "unchanged", 0, 4)
+    assert all(request.startswith("GET ") for request in fake.requests)
+    assert len(fake.requests) == 6
+
+
+def test_what_differs_is_put_right(grafana: tuple[Grafana, str], connect: Any) -> None:
+    """An edited dashboard, one moved to another folder, and a data source that points elsewhere."""
+    fake, url = grafana
+    push(connect(url, TOKEN), all_dashboards(), PROMETHEUS)
+    fake.dashboards["outrider-users"]["dashboard"]["title"] = "Mine"
+    fake.dashboards["outrider-draft"]["meta"]["folderUid"] = "elsewhere"
+    done = push(connect(url, TOKEN), all_dashboards(), "http://other:9090")
+    assert (done.source, done.written, done.unchanged) == ("updated", 2, 2)
+    assert fake.dashboards["outrider-users"]["dashboard"]["title"] == "Outrider: users"
+    assert fake.dashboards["outrider-users"]["dashboard"]["version"] == 2
+    assert fake.sources["outrider-prometheus"]["url"] == "http://other:9090"
+
+
+def test_data_sources_are_left_alone_unless_asked_for(grafana: tuple[Grafana, str], connect: Any) -> None:
+    fake, url = grafana
+    assert push(connect(url, TOKEN), all_dashboards()).source == "left alone"
+    assert fake.sources == {}
+
+
+def test_a_wrong_token_is_said(grafana: tuple[Grafana, str], connect: Any) -> None:
+    fake, url = grafana
+    with pytest.raises(GrafanaError, match="GET /folders/outrider"):
+        push(connect(url, "wrong"), all_dashboards())
+    assert fake.dashboards == {}
+
+
+def test_a_broken_gateway_is_said(grafana: tuple[Grafana, str], connect: Any) -> None:
+    fake, url = grafana
+    fake.broken = True
+    with pytest.raises(GrafanaError, match="Bad Gateway"):
+        push(connect(url, TOKEN), all_dashboards())
+
+
+@needs_package
+def test_nobody_there() -> None:
+    with pytest.raises(GrafanaError, match="GET /folders/outrider"):
+        push(client.connect("http://127.0.0.1:1", TOKEN), all_dashboards())
+
+
+@pytest.mark.parametrize(("url", "token"), [("grafana:3000", TOKEN), ("ftp://grafana", TOKEN), ("http://g", "")])
+def test_unusable_arguments(url: str, token: str) -> None:
+    with pytest.raises(ConfigError):
+        client.connect(url, token)
+
+
+@pytest.mark.skipif(INSTALLED, reason="the extra `grafana` is installed")
+def test_without_the_extra_the_error_says_what_to_install() -> None:
+    with pytest.raises(ConfigError, match=r"outrider\[grafana\]"):
+        client.connect("http://grafana:3000", TOKEN)
+
+
+@needs_package
+def test_command(grafana: tuple[Grafana, str]) -> None:
+    _, url = grafana
+    environment = {"GRAFANA_URL": url, "GRAFANA_TOKEN": TOKEN}
+    result = CliRunner().invoke(k8s_cli.grafana, ["push", "--prometheus", PROMETHEUS], env=environment)
+    assert result.exit_code == 0, result.output
+    assert "4 written, 0 unchanged" in result.output
+    assert TOKEN not in result.output
+    refused = CliRunner().invoke(k8s_cli.grafana, ["push", "--url", url, "--token", "wrong"])
+    assert refused.exit_code == 1
+    assert "error: GET /folders/outrider" in refused.output
