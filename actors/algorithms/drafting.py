@@ -91,20 +91,25 @@ class _Ranker:
 
     def shared(self, row: Tensor, ask: DraftRow) -> RankedRow:
         """Coupled, typical and greedy: deterministic given the shared noise."""
-        scores = self._shaped(row, ask)
+        scores, columns = self._shaped(row, ask)
         if not ask.sampling.greedy:
-            if self._noise is None:
+            key = row_key(ask.seed, ask.position)
+            if columns is None and self._noise is None:
                 self._noise = NoiseSource(self._ids, self._dtype)
-            scores = scores - self._noise.negated([row_key(ask.seed, ask.position)])[0]
-        best, columns = scores.topk(self._branching)
+            noise = self._noise if columns is None else NoiseSource(self._ids[columns], self._dtype)
+            assert noise is not None
+            scores = scores - noise.negated([key])[0]
+        best, places = scores.topk(min(self._branching, len(scores)))
         confidences = (best - scores.logsumexp(-1)).exp().tolist()
-        return self._ranked(columns, confidences, None)
+        return self._ranked(places if columns is None else columns[places], confidences, None)
 
     def drawn(self, row: Tensor, ask: DraftRow) -> RankedRow:
         """Rejection and block: one draw from the very q that is sent along."""
-        best, columns = self._shaped(row, ask).topk(self._support)
-        kept = best > -torch.inf
-        best, columns = best[kept], columns[kept]
+        scores, kept = self._shaped(row, ask)
+        best, places = scores.topk(min(self._support, len(scores)))
+        columns = places if kept is None else kept[places]
+        sound = best > -torch.inf
+        best, columns = best[sound], columns[sound]
         if not len(best):  # a row of NaN, or one that settings leave empty, proposes nothing
             return RankedRow((), ())
         q = best.double().softmax(-1)
@@ -120,8 +125,8 @@ class _Ranker:
         tokens = self._ids[columns].tolist()
         return RankedRow(tuple(tokens[n] for n in sound), tuple(confidences[n] for n in sound), support)
 
-    def _shaped(self, row: Tensor, ask: DraftRow) -> Tensor:
-        """Scores [V'], not normalised, -inf outside what the settings keep."""
+    def _shaped(self, row: Tensor, ask: DraftRow) -> tuple[Tensor, Tensor | None]:
+        """Scores, not normalised, -inf where settings forbid; and their columns, where filters leave only some."""
         settings = self._cheap(ask)
         if sampling.adjusts(settings):
             row = row.clone()
@@ -130,11 +135,11 @@ class _Ranker:
                 history.length = ask.generated
             sampling.adjust(row, settings, history, ask.eos, self._columns)
         if settings.greedy:
-            return row
-        scaled = row / settings.temperature
-        if sampling.filters(settings):
-            scaled = torch.where(scaled >= sampling.thresholds(scaled[None], settings), scaled, -torch.inf)
-        return scaled
+            return row, None
+        if sampling.filters(settings) and bool(row.amax().isfinite()):
+            columns, scaled = sampling.kept(row, settings)
+            return scaled, columns
+        return row / settings.temperature, None
 
     @staticmethod
     def _cheap(ask: DraftRow) -> SamplingSettings:

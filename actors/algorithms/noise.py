@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -86,8 +87,8 @@ def gumbel_rows(keys: Sequence[int], tokens: Tensor, *, dtype: torch.dtype = tor
         return NoiseSource(tokens, dtype, rows=len(keys)).negated(keys).neg_()
     source = NoiseSource(tokens, dtype)
     rows = torch.empty(len(keys), tokens.shape[-1], dtype=dtype)
-    for n, key in enumerate(keys):
-        torch.neg(source.negated([key])[0], out=rows[n])
+    for row, key in zip(rows, keys, strict=True):
+        torch.neg(source.negated([key])[0], out=row)
     return rows
 
 
@@ -95,27 +96,47 @@ class NoiseSource:
     """Noise for one set of tokens, `rows` rows at a time, in buffers that are used again.
 
     On a CPU one row at a time is fastest, because the buffers then stay in the cache.
-    tokens: [M], or [rows, M] where every row asks for tokens of its own.
+    tokens: [M], or [rows, M] where every row asks for tokens of its own; an int M stands for the ids below it.
     """
 
-    def __init__(self, tokens: Tensor, dtype: torch.dtype = torch.float32, rows: int = 1) -> None:
-        self._token_words = mix_tokens(tokens)
-        shape, device = (rows, tokens.shape[-1]), tokens.device
+    def __init__(
+        self,
+        tokens: Tensor | int,
+        dtype: torch.dtype = torch.float32,
+        rows: int = 1,
+        device: torch.device | None = None,
+    ) -> None:
+        self._token_words = _words_of_ids(tokens, device) if isinstance(tokens, int) else mix_tokens(tokens)
+        shape, device = (rows, self._token_words.shape[-1]), self._token_words.device
         self._words = torch.empty(shape, dtype=torch.int32, device=device)
         self._scratch = torch.empty(shape, dtype=torch.int32, device=device)
-        self._negated = torch.empty(shape, dtype=dtype, device=device)
-        self._ceiling = torch.empty(shape, dtype=dtype, device=device)
+        self._dtype = dtype
+
+    def words(self, keys: Sequence[int]) -> Tensor:
+        """int32 [rows, M], a view that the next call overwrites. One key (`row_key`) per row."""
+        _fill_words(keys, self._token_words, self._words, self._scratch)
+        return self._words
+
+    def negated_exponential(self, keys: Sequence[int]) -> Tensor:
+        """-E [rows, M], freshly made."""
+        return negated_exponential(self.words(keys), self._dtype)
 
     def negated(self, keys: Sequence[int]) -> Tensor:
-        """-g [rows, M], a view that the next call overwrites. One key (`row_key`) per row."""
-        _fill_words(keys, self._token_words, self._words, self._scratch)
-        row, ceiling = self._negated, self._ceiling
-        row.copy_(self._words)  # signed, so that words near 0 (the winners) keep all their bits in float32
-        row.mul_(-_STEP)
-        torch.ceil(row, out=ceiling)
-        row.sub_(ceiling)  # -v in (-1, 0]
-        row.clamp_(-_LARGEST[row.dtype], -_SMALLEST)
-        return row.log1p_().neg_().log_()  # log E
+        """-g [rows, M], freshly made."""
+        return self.negated_exponential(keys).neg_().log_()
+
+
+def negated_exponential(words: Tensor, dtype: torch.dtype) -> Tensor:
+    """-E = log(1 - v) of noise words (int32, any shape), in float32 or float64."""
+    row = words.to(dtype)  # signed, so that words near 0 (the winners) keep all their bits in float32
+    row.mul_(-_STEP)
+    row.sub_(row.ceil())  # -v in (-1, 0]
+    return row.clamp_(-_LARGEST[dtype], -_SMALLEST).log1p_()
+
+
+@lru_cache(maxsize=8)
+def _words_of_ids(size: int, device: torch.device | None) -> Tensor:
+    return mix_tokens(torch.arange(size, device=device))
 
 
 def mix_tokens(tokens: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ presence penalty, then temperature, min_p, top_k, top_p. Presence and frequency 
 OpenAI's and vLLM's do), repetition the prompt's too (as Hugging Face's does). `ignore_eos` changes when an answer
 stops, not what is drawn, and min_tokens masks the end-of-text ids all the same (both as in vLLM).
 
-Everything up to the penalties changes which token is most likely (`adjust`); the rest (`shape`, `kept`) only matters
-when drawing. Ties at the edge of top_k or top_p are all kept, so that the result depends on no sorting order.
+Everything up to the penalties changes which token is most likely (`adjust`); the rest (`kept`, `log_p`) only
+matters when drawing. Ties at the edge of top_k or top_p are all kept, so that the result depends on no sorting order.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from actors.settings import SamplingSettings
 
-_CANDIDATES = (64, 1024)
+_FEW = 512
+_BUCKETS = 2048
+_RANGE = 20.0
+"""The buckets span the best score down to this much below it; one more takes the rest."""
 _RIVALS = 64
 
 
@@ -118,35 +122,66 @@ class Columns:
         return token if token < self._size else None
 
 
-def thresholds(scaled: Tensor, sampling: SamplingSettings) -> Tensor:
-    """The lowest kept score of each row, [N]; `scaled` [N, V] are logits over temperature."""
-    best = scaled.amax(-1)
-    lowest = torch.full_like(best, -math.inf)
-    if sampling.min_p > 0:
-        lowest = best + math.log(sampling.min_p)
-    size = scaled.shape[-1]
+def kept(row: Tensor, sampling: SamplingSettings) -> tuple[Tensor, Tensor]:
+    """What min_p, top_k and top_p leave of an adjusted row [V]: ids, int64 [M], and their logits over temperature."""
+    size = row.shape[-1]
+    if 0 < sampling.top_k < min(size, _FEW):
+        best, ids = row.topk(sampling.top_k + 1)
+        if best[-1] < best[-2]:  # no tie at the edge, so these are all
+            scaled = best[:-1] / sampling.temperature
+            lowest = max(_min_p_edge(scaled, sampling), _nucleus_edge(scaled, sampling))
+            inside = scaled >= lowest
+            return ids[:-1][inside], scaled[inside]
+    scaled = row / sampling.temperature
+    lowest = _min_p_edge(scaled, sampling)
     if 0 < sampling.top_k < size:
-        lowest = torch.maximum(lowest, scaled.topk(sampling.top_k, dim=-1).values[:, -1])
+        lowest = max(lowest, float(scaled.topk(sampling.top_k).values[-1]))
     if sampling.top_p < 1:
-        lowest = torch.maximum(lowest, _nucleus(scaled, lowest, sampling.top_p))
-    return lowest
+        ids = _at_least(scaled, lowest)
+        lowest = max(lowest, _nucleus_edge(scaled[ids] if len(ids) < size else scaled, sampling))
+    ids = _at_least(scaled, lowest)
+    return ids, scaled[ids]
 
 
-def _nucleus(scaled: Tensor, lowest: Tensor, top_p: float) -> Tensor:
-    """Score of the last token of the smallest set that holds `top_p` of what is at least `lowest`; [N].
+def _min_p_edge(scaled: Tensor, sampling: SamplingSettings) -> float:
+    return float(scaled.amax()) + math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
 
-    A token is kept while the mass before it is below top_p. A full sort is avoided where few tokens suffice.
+
+def _nucleus_edge(scaled: Tensor, sampling: SamplingSettings) -> float:
+    """Score of the last token of the smallest set that holds top_p of the tokens that are at least min_p's edge.
+
+    A token is kept while the mass before it is below top_p. Many tokens are first sorted into buckets by score, so
+    that only the bucket in which the mass crosses top_p needs a real sort.
     """
-    size = scaled.shape[-1]
-    total = torch.where(scaled >= lowest[:, None], scaled, -math.inf).logsumexp(-1, keepdim=True)
-    for candidates in (*_CANDIDATES, size):
-        best = scaled.topk(min(candidates, size), dim=-1).values if candidates < size else scaled.sort(-1, True).values
-        inside = torch.where(best >= lowest[:, None], best, -math.inf)
-        mass = (inside - total).exp().cumsum(-1)
-        if candidates >= size or bool((mass[:, -1] >= top_p).all()):
-            break
-    count = (mass < top_p).sum(-1).clamp(max=best.shape[-1] - 1)  # tokens before which the mass is below top_p, less 1
-    return best.gather(-1, count[:, None])[:, 0]
+    if sampling.top_p == 1:
+        return -math.inf
+    best = scaled.amax()
+    if sampling.min_p > 0:
+        scaled = scaled[scaled >= float(best) + math.log(sampling.min_p)]
+    weights = (scaled - best).exp_()
+    wanted = sampling.top_p * float(weights.sum(dtype=torch.float64))
+    if len(scaled) > _FEW:
+        bucket = torch.sub(best, scaled).mul_(_BUCKETS / _RANGE).clamp_(max=_BUCKETS).to(torch.int32)
+        mass = torch.bincount(bucket, weights.double(), _BUCKETS + 1).cumsum(0)
+        crossing = int((mass < wanted).sum().clamp(max=_BUCKETS))
+        inside = _where(bucket == crossing)
+        if len(inside) == 0:  # rounding: the whole mass falls a little short of top_p = 1 - epsilon
+            return -math.inf
+        scaled, weights = scaled[inside], weights[inside]
+        wanted -= float(mass[crossing - 1]) if crossing else 0.0
+    order = scaled.argsort(descending=True)
+    mass = weights[order].cumsum(0, dtype=torch.float64)
+    last = int((mass < wanted).sum().clamp(max=len(order) - 1))
+    return float(scaled[order[last]])
+
+
+def _at_least(scaled: Tensor, lowest: float) -> Tensor:
+    return _where(scaled >= lowest)
+
+
+def _where(mask: Tensor) -> Tensor:
+    """Indices of what is true. On a CPU NumPy finds them several times faster."""
+    return torch.from_numpy(np.flatnonzero(mask.numpy())) if mask.device.type == "cpu" else mask.nonzero()[:, 0]
 
 
 def margin(scaled: Tensor, scores: Tensor, chosen: int, sampling: SamplingSettings) -> float:
@@ -156,6 +191,9 @@ def margin(scaled: Tensor, scores: Tensor, chosen: int, sampling: SamplingSettin
     inside the kept set, perhaps getting in at the same time, or when the chosen one falls out. A lower bound, but for
     moves that change the kept sets of two filters at once.
     """
+    possible = scaled > -math.inf
+    chosen = int(possible[:chosen].sum())
+    scaled, scores = scaled[possible], scores[possible]
     inside = torch.full_like(scaled, math.inf)  # distance to the edge of min_p and top_k; negative outside
     if sampling.min_p > 0:
         inside = scaled - scaled.amax() - math.log(sampling.min_p)
@@ -202,11 +240,10 @@ def log_p(row: Tensor, sampling: SamplingSettings) -> Tensor:
         certain = torch.full_like(row, -math.inf)
         certain[row.argmax()] = 0
         return certain
-    scaled = row / sampling.temperature
-    if filters(sampling):
-        lowest = thresholds(scaled[None], sampling)
-        scaled = torch.where(scaled >= lowest, scaled, -math.inf)
-    return scaled.log_softmax(-1)
+    if not filters(sampling):
+        return (row / sampling.temperature).log_softmax(-1)
+    ids, scaled = kept(row, sampling)
+    return torch.full_like(row, -math.inf).index_copy_(0, ids, scaled.log_softmax(-1))
 
 
 def check_ids(sampling: SamplingSettings, vocabulary: int) -> str | None:

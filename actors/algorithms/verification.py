@@ -15,6 +15,7 @@ from torch import Tensor
 
 from actors.algorithms import acceptance, sampling
 from actors.algorithms.noise import NoiseSource, Stream, row_key, uniform
+from actors.algorithms.race import Race
 from actors.algorithms.types import Block, Outcome
 from actors.errors import EngineError, InvalidSettingError, OutriderError
 from actors.messages import Alternatives
@@ -72,16 +73,14 @@ class _Pass:
         self.logits = logits if logits.dtype == torch.float64 else logits.float()
         self.size = logits.shape[1]
         self.on_cpu = logits.device.type == "cpu"
-        self._source: NoiseSource | None = None
-        self._scores: Tensor | None = None
+        self._race: Race | None = None
 
-    def perturbed(self, scaled: Tensor, key: int) -> Tensor:
-        """scaled + g [V]; overwritten by the next call."""
-        if self._source is None or self._scores is None:
-            tokens = torch.arange(self.size, device=scaled.device)
-            self._source = NoiseSource(tokens, self.logits.dtype)
-            self._scores = torch.empty_like(scaled)
-        return torch.sub(scaled, self._source.negated([key])[0], out=self._scores)
+    @property
+    def race(self) -> Race:
+        """Made when the first row needs noise."""
+        if self._race is None:
+            self._race = Race(self.size, self.logits.dtype, self.logits.device)
+        return self._race
 
     def choose_all(self, blocks: Sequence[Block], grammars: Sequence[Grammar | None] | None) -> dict[int, list[int]]:
         """Off the CPU, where a launch costs more than arithmetic: all simple blocks' choices in one go, by block."""
@@ -107,7 +106,7 @@ class _Pass:
         scores = self.logits if len(rows) == self.logits.shape[0] else self.logits[rows]
         if any(temperatures):
             heat = torch.tensor(temperatures, dtype=scores.dtype, device=scores.device)[:, None]
-            source = NoiseSource(torch.arange(self.size, device=scores.device), scores.dtype, rows=len(rows))
+            source = NoiseSource(self.size, scores.dtype, len(rows), scores.device)
             scores = torch.addcmul(scores, source.negated(keys), heat, value=-1)
         best, tokens = scores.max(-1)
         chosen = torch.where(best.isfinite(), tokens, -1).tolist()
@@ -176,7 +175,8 @@ class _Decider:
         eta = [uniform(block.seed, block.position + i, Stream.ACCEPTANCE, salt) for i in range(len(drafts))]
         rule = acceptance.block if block.rule == "block" else acceptance.rejection
         decision = rule(_Lazy(self.p), q, drafts, eta)
-        return decision.tau, self._draw(decision.y.log(), decision.tau, Stream.CORRECTION)
+        key = self._key(decision.tau, Stream.CORRECTION)
+        return decision.tau, self._pass.race.draw(decision.y, key)
 
     def choice(self, i: int) -> int:
         """The target's own token at row i: greedy, or with the shared noise."""
@@ -184,9 +184,9 @@ class _Decider:
             if self._ready is not None and self._ready[i] >= 0:
                 self._choices[i] = self._ready[i]
             elif self._settings.greedy:
-                self._choices[i] = self._best(self._row(i), i, unit=1.0)
+                self._choices[i] = self._greedily(self._row(i), i)
             else:
-                self._choices[i] = self._draw_scaled(self._row(i), i)
+                self._choices[i] = self._with_noise(self._row(i), i)
         return self._choices[i]
 
     def p(self, i: int) -> Tensor:
@@ -237,35 +237,34 @@ class _Decider:
         names = [name for name, used in suspects.items() if used] or ["logit_bias"]
         return InvalidSettingError(f"no token is left to choose from under {' and '.join(names)}", names[0])
 
-    def _draw_scaled(self, row: Tensor, i: int) -> int:
-        temperature = self._settings.temperature
-        scaled = row / temperature
+    def _with_noise(self, row: Tensor, i: int) -> int:
+        """The coupled choice at row i."""
+        temperature, key = self._settings.temperature, self._key(i, Stream.SHARED)
         if not sampling.filters(self._settings):
-            scores = self._pass.perturbed(scaled, self._key(i, Stream.SHARED))
-            return self._best(scores, i, unit=temperature)
-        lowest = sampling.thresholds(scaled[None], self._settings)
-        kept = (scaled >= lowest).nonzero()[:, 0]
-        noise = NoiseSource(kept, row.dtype).negated([self._key(i, Stream.SHARED)])[0]
-        chosen = int(kept[(scaled[kept] - noise).argmax()])
+            if self._settings.margins:
+                self._set_margin(i, self._pass.race.gap(row, temperature, key) * temperature)
+            return self._pass.race.winner(row, temperature, key)
+        ids, scaled = sampling.kept(row, self._settings)
+        noise = NoiseSource(ids, row.dtype).negated([key])[0]
+        chosen = int(ids[(scaled - noise).argmax()])
         if self._settings.margins:
-            scores = self._pass.perturbed(scaled, self._key(i, Stream.SHARED))
-            margin = sampling.margin(scaled, scores, chosen, self._settings) * temperature
-            self._margins[i] = min(margin, LARGEST_MARGIN)
+            scaled = row / temperature
+            scores = scaled - NoiseSource(self._pass.size, row.dtype, device=row.device).negated([key])[0]
+            self._set_margin(i, sampling.margin(scaled, scores, chosen, self._settings) * temperature)
         return chosen
 
-    def _draw(self, log_y: Tensor, i: int, stream: Stream) -> int:
-        return self._best(self._pass.perturbed(log_y, self._key(i, stream)), i, unit=self._settings.temperature)
+    def _greedily(self, row: Tensor, i: int) -> int:
+        if self._settings.margins:
+            two = row.topk(min(2, row.numel())).values
+            self._set_margin(i, float(two[0] - two[-1]) if two.numel() > 1 else LARGEST_MARGIN)
+        # NumPy's argmax is vectorised, torch's on a CPU is not.
+        return int(row.numpy().argmax()) if self._pass.on_cpu else int(row.argmax())
+
+    def _set_margin(self, i: int, margin: float) -> None:
+        self._margins[i] = min(margin, LARGEST_MARGIN)
 
     def _key(self, i: int, stream: Stream) -> int:
         return row_key(self._block.seed, self._block.position + i, stream)
-
-    def _best(self, scores: Tensor, i: int, unit: float) -> int:
-        if self._settings.margins:
-            two = scores.topk(min(2, scores.numel())).values
-            gap = float(two[0] - two[1]) * unit if two.numel() > 1 else LARGEST_MARGIN
-            self._margins[i] = min(gap, LARGEST_MARGIN)
-        # NumPy's argmax is vectorised, torch's on a CPU is not.
-        return int(scores.numpy().argmax()) if self._pass.on_cpu else int(scores.argmax())
 
     def _agreed(self) -> int:
         """Draft tokens that stood before the row for which no token can be chosen (coupled and greedy only)."""

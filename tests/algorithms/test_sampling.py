@@ -153,11 +153,16 @@ def test_nucleus_of_a_flat_distribution_needs_a_full_sort() -> None:
     assert 1024 < int(kept.sum()) < 5000
 
 
-def test_thresholds_of_many_rows_are_those_of_each() -> None:
-    rows = torch.stack([row_of(n, scale=0.1 + n) for n in range(8)])
-    for kept in (SamplingSettings(top_p=0.9), SamplingSettings(top_k=7, top_p=0.4, min_p=0.01)):
-        together = sampling.thresholds(rows, kept)
-        assert together.tolist() == [float(sampling.thresholds(row[None], kept)) for row in rows]
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10_000), unit(0.1, 12), unit(0.01, 0.9999), st.integers(600, 3000))
+def test_nucleus_by_buckets_is_that_of_a_sort(seed: int, scale: float, top_p: float, size: int) -> None:
+    row = torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale
+    p, order = row.softmax(-1).sort(descending=True)
+    before = p.cumsum(0) - p
+    assume(bool(((before - top_p).abs() > 1e-12).all()))
+    ids, scaled = sampling.kept(row, SamplingSettings(top_p=top_p))
+    assert ids.tolist() == sorted(order[before < top_p].tolist())
+    assert torch.equal(scaled, row[ids])
 
 
 def test_masked_entries_stay_masked() -> None:
