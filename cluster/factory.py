@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from actors.engines.protocol import DraftModel, TargetModel
-from actors.errors import ModelMismatchError
+from actors.errors import ConfigError, ModelMismatchError
 from actors.text import TextCodec
 from actors.words import WordCodec
 from cluster.config import DeploymentConfig, Resources
@@ -30,7 +30,24 @@ def target_model(config: DeploymentConfig) -> TargetModel:
 
         spec = target_spec(config.target.model, config.target.engine_kwargs)
         return EmulatedTarget(spec, config.resolved_target(), config.target.model)
-    raise NotImplementedError(config.target.engine)
+    if config.target.engine == "vllm":
+        raise ConfigError("target.engine 'vllm' is not built into this installation", "target.engine")
+    return _transformers_target(config)
+
+
+def _transformers_target(config: DeploymentConfig) -> TargetModel:
+    from actors.algorithms.grammar import GrammarCompiler
+    from actors.engines.transformers_target import TransformersTarget
+    from cluster.models import load_tokenizer
+    from cluster.weights import load_model
+
+    model = load_model(config.target.model, dtype=config.target.dtype)
+    tokenizer = load_tokenizer(config.target.model)
+    grammars = None
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        grammars = GrammarCompiler(backend.to_str(), model.vocabulary_size, model.eos)
+    return TransformersTarget(model, config.resolved_target(), grammars)
 
 
 def draft_model(config: DeploymentConfig) -> DraftModel:
@@ -41,7 +58,15 @@ def draft_model(config: DeploymentConfig) -> DraftModel:
 
         spec = draft_spec(config.draft.model, config.draft.engine_kwargs)
         return EmulatedDraft(spec, config.resolved_draft(), config.draft.model)
-    raise NotImplementedError(config.draft.kind)
+    if config.draft.kind == "prompt_lookup":
+        raise ConfigError("draft.kind 'prompt_lookup' is not built into this installation", "draft.kind")
+    from actors.engines.transformers_draft import TransformersDraft
+    from cluster.weights import load_model
+
+    early = config.draft.kind == "early_exit"
+    reference = config.target.model if early else config.draft.model
+    model = load_model(reference, dtype=config.draft.dtype, layers=config.draft.layers)
+    return TransformersDraft(model, config.resolved_draft())
 
 
 def text_facts(config: DeploymentConfig) -> TextFacts:

@@ -123,6 +123,7 @@ def _reason(name: str) -> str | None:
         for deployment in status.deployments.values():
             for line in reversed(deployment.message.splitlines()):
                 if "could not be built:" in line:
-                    return line.partition("RuntimeError: ")[2] or line.strip()
-        return status.message.strip().splitlines()[-1] if status.message.strip() else None
+                    return str(line.partition("RuntimeError: ")[2] or line.strip())
+        message = str(status.message).strip()
+        return message.splitlines()[-1] if message else None
     return None
