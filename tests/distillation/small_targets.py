@@ -1,0 +1,83 @@
+"""Tiny targets and prompts for tests of distillation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from actors.distillation.prompts import Ids
+from actors.distillation.run import Target
+from actors.distillation.settings import DistillSettings
+
+VOCABULARY = 61
+EOS = 2
+
+
+def llama(seed: int = 0, *, tied: bool = True, layers: int = 4, sharpness: float = 6.0) -> LlamaForCausalLM:
+    """Random weights. sharpness: factor on the final norm, so that there is something to agree on."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        bos_token_id=1,
+        eos_token_id=EOS,
+        initializer_range=0.15,
+        tie_word_embeddings=tied,
+        attn_implementation="sdpa",
+    )
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        model.model.norm.weight.mul_(sharpness)
+    return model
+
+
+def target(module: Any = None) -> Target:
+    """With a stand-in for a tokenizer's files."""
+
+    def save_tokenizer(folder: Path) -> None:
+        (folder / "tokenizer.json").write_text("{}")
+
+    return Target(module or llama(), "tiny", (EOS,), save_tokenizer, "print")
+
+
+def prompts(count: int = 40, seed: int = 3) -> list[Ids]:
+    """Different ones of three to eight tokens."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw() -> Ids:
+        length = int(torch.randint(3, 9, (1,), generator=generator))
+        return tuple(torch.randint(3, VOCABULARY, (length,), generator=generator).tolist())
+
+    return list(dict.fromkeys(draw() for _ in range(count)))
+
+
+def settings(**changes: Any) -> DistillSettings:
+    """A run of a second or two, ended by counts and never by the clock."""
+    values: dict[str, Any] = {
+        "layers": 2,
+        "vocabulary": 48,
+        "minutes": 1e6,
+        "max_tokens": 600,
+        "max_steps": 20,
+        "answer": 16,
+        "context": 32,
+        "slots": 8,
+        "shard": 24,
+        "batch": 16,
+        "warmup": 4,
+        "window": 2,
+        "top": 8,
+        "held": 8,
+        "evaluation_prompts": 2,
+        "evaluation_tokens": 4,
+        "lookahead": 2,
+    }
+    return DistillSettings(**{**values, **changes})
