@@ -21,13 +21,16 @@ from collections.abc import Sequence
 from enum import IntEnum
 from functools import lru_cache
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLIER_1 = 0xBF58476D1CE4E5B9
 _MULTIPLIER_2 = 0x94D049BB133111EB
+_ROW_ROUNDS = ((16, 0x7FEB352D), (15, 0x2C1B3C6D))
 _STEP = 2.0**-32
 _SMALLEST = 2.0**-33
 _LARGEST = {torch.float32: 1 - 2.0**-24, torch.float64: 1 - 2.0**-33}
@@ -63,6 +66,21 @@ def words(keys: Sequence[int], tokens: Tensor) -> Tensor:
     rows = torch.empty(len(keys), tokens.shape[-1], dtype=torch.int32, device=tokens.device)
     _fill_words(keys, mix_tokens(tokens), rows, torch.empty_like(rows))
     return rows
+
+
+def gumbel_of(key: int, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+    """g [M] of one row at a few tokens, in double precision and without torch, whose calls cost more than the work."""
+    token_words = mix_tokens(torch.from_numpy(tokens)).numpy().view(np.uint32)
+    row = np.empty_like(token_words)
+    _fill_row(key, token_words, row, np.empty_like(row))
+    return gumbel_of_words(row)
+
+
+def gumbel_of_words(words: NDArray[np.uint32]) -> NDArray[np.float64]:
+    """g, in double precision, of noise words."""
+    v = np.clip(words * _STEP, _SMALLEST, 1 - _SMALLEST)
+    negated: NDArray[np.float64] = np.log(-np.log1p(-v))
+    return -negated
 
 
 def gumbel(
@@ -148,11 +166,37 @@ def mix_tokens(tokens: Tensor) -> Tensor:
 
 
 def _fill_words(keys: Sequence[int], token_words: Tensor, out: Tensor, scratch: Tensor) -> None:
+    if out.device.type != "cpu":
+        _fill_words_at_once(keys, token_words, out, scratch)
+        return
+    sources, rows = token_words.numpy().view(np.uint32), out.numpy().view(np.uint32)
+    spare = scratch[0].numpy().view(np.uint32) if keys else None
+    for n, key in enumerate(keys):
+        assert spare is not None
+        _fill_row(key, sources if sources.ndim == 1 else sources[n], rows[n], spare)
+
+
+def _fill_row(key: int, token_words: NDArray[np.uint32], out: NDArray[np.uint32], scratch: NDArray[np.uint32]) -> None:
+    """On a CPU: NumPy has unsigned shifts, and smaller overheads."""
+    low, high = np.uint32(key & 0xFFFFFFFF), np.uint32(key >> 32 | 1)
+    np.bitwise_xor(token_words, low, out=out)
+    np.multiply(out, high, out=out)
+    np.add(out, low, out=out)
+    for shift, multiplier in _ROW_ROUNDS:
+        np.right_shift(out, np.uint32(shift), out=scratch)
+        np.bitwise_xor(out, scratch, out=out)
+        np.multiply(out, np.uint32(multiplier), out=out)
+    np.right_shift(out, np.uint32(16), out=scratch)
+    np.bitwise_xor(out, scratch, out=out)
+
+
+def _fill_words_at_once(keys: Sequence[int], token_words: Tensor, out: Tensor, scratch: Tensor) -> None:
+    """On a device: all rows in each launch. The same integers, with masked shifts because torch's are signed."""
     halves = [[_signed(key & 0xFFFFFFFF), _signed(key >> 32 | 1)] for key in keys]
     low, high = torch.tensor(halves, dtype=torch.int32, device=out.device).reshape(-1, 2, 1).unbind(1)  # [N, 1]
     torch.bitwise_xor(token_words, low, out=out)
     out.mul_(high).add_(low)
-    for shift, multiplier in ((16, 0x7FEB352D), (15, 0x2C1B3C6D)):
+    for shift, multiplier in _ROW_ROUNDS:
         torch.bitwise_right_shift(out, shift, out=scratch)
         scratch.bitwise_and_((1 << (32 - shift)) - 1)
         out.bitwise_xor_(scratch).mul_(multiplier)

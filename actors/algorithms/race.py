@@ -6,12 +6,14 @@ With E exponential, g = -log E, so the winner is also the token of least E / exp
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.algorithms.noise import NoiseSource, negated_exponential
+from actors.algorithms.noise import NoiseSource, gumbel_of_words
 
 _NEAR = 6.0
 """Tokens whose score is within this of the best are tried first; they hold nearly every winner."""
@@ -28,7 +30,6 @@ class Race:
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
         self._source = NoiseSource(size, dtype, device=device)
-        self._dtype = dtype
         self._on_cpu = device.type == "cpu"
         self._most = max(16, size // _MOST)
 
@@ -61,22 +62,23 @@ class Race:
         near = np.flatnonzero(scores >= edge)
         if len(near) > self._most:
             return None
-        words = self._source.words([key])[0]
-        token, lead = self._best_of(near, z, words, temperature)
+        words = self._source.words([key])[0].numpy().view(np.uint32)
+        token, lead = _best_of(near, scores, words, temperature)
         # The others score below the edge: to take the lead they need g > (lead - edge) / T, and E >= v = word / 2^32.
         bound = math.ceil(math.exp(min(0.0, (edge - lead) / temperature)) * 2.0**32)
-        far = np.flatnonzero(words.numpy().view(np.uint32) <= min(bound, 2**32 - 1))
+        far = np.flatnonzero(words <= min(bound, 2**32 - 1))
         if len(far) > self._most:
             return None
-        rival, score = self._best_of(far, z, words, temperature) if len(far) else (token, lead)
+        rival, score = _best_of(far, scores, words, temperature) if len(far) else (token, lead)
         return rival if score > lead else token
 
-    def _best_of(self, tokens: np.ndarray, z: Tensor, words: Tensor, temperature: float) -> tuple[int, float]:
-        ids = torch.from_numpy(tokens)
-        log_e = negated_exponential(words[ids], self._dtype).neg_().log_()
-        scores = torch.sub(z[ids], log_e, alpha=temperature)
-        best = _argmax(scores)
-        return int(tokens[best]), float(scores[best])
+
+def _best_of(
+    tokens: NDArray[np.int64], z: NDArray[Any], words: NDArray[np.uint32], temperature: float
+) -> tuple[int, float]:
+    scores = z[tokens] + temperature * gumbel_of_words(words[tokens])
+    best = int(scores.argmax())
+    return int(tokens[best]), float(scores[best])
 
 
 def _argmax(row: Tensor) -> int:

@@ -22,6 +22,8 @@ from torch import Tensor
 from actors.settings import SamplingSettings
 
 _FEW = 512
+_MANY = 4096
+_NEAR = 8.0
 _BUCKETS = 2048
 _RANGE = 20.0
 """The buckets span the best score down to this much below it; one more takes the rest."""
@@ -129,16 +131,17 @@ def kept(row: Tensor, sampling: SamplingSettings) -> tuple[Tensor, Tensor]:
         best, ids = row.topk(sampling.top_k + 1)
         if best[-1] < best[-2]:  # no tie at the edge, so these are all
             scaled = best[:-1] / sampling.temperature
-            lowest = max(_min_p_edge(scaled, sampling), _nucleus_edge(scaled, sampling))
-            inside = scaled >= lowest
+            inside = scaled >= _min_p_edge(scaled, sampling)
+            if sampling.top_p < 1:
+                inside &= scaled >= _nucleus_edge(scaled[inside], sampling.top_p)
             return ids[:-1][inside], scaled[inside]
     scaled = row / sampling.temperature
     lowest = _min_p_edge(scaled, sampling)
     if 0 < sampling.top_k < size:
         lowest = max(lowest, float(scaled.topk(sampling.top_k).values[-1]))
     if sampling.top_p < 1:
-        ids = _at_least(scaled, lowest)
-        lowest = max(lowest, _nucleus_edge(scaled[ids] if len(ids) < size else scaled, sampling))
+        survivors = scaled if lowest == -math.inf else scaled[_at_least(scaled, lowest)]
+        lowest = max(lowest, _nucleus_edge(survivors, sampling.top_p))
     ids = _at_least(scaled, lowest)
     return ids, scaled[ids]
 
@@ -147,28 +150,28 @@ def _min_p_edge(scaled: Tensor, sampling: SamplingSettings) -> float:
     return float(scaled.amax()) + math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
 
 
-def _nucleus_edge(scaled: Tensor, sampling: SamplingSettings) -> float:
-    """Score of the last token of the smallest set that holds top_p of the tokens that are at least min_p's edge.
+def _nucleus_edge(scaled: Tensor, top_p: float) -> float:
+    """Score of the last token of the smallest set that holds `top_p` of the tokens given, [M].
 
-    A token is kept while the mass before it is below top_p. Many tokens are first sorted into buckets by score, so
-    that only the bucket in which the mass crosses top_p needs a real sort.
+    A token is kept while the mass before it is below top_p. Sorting is what costs: usually the tokens near the best
+    one hold enough; otherwise buckets by score find the few among which the mass crosses top_p.
     """
-    if sampling.top_p == 1:
-        return -math.inf
     best = scaled.amax()
-    if sampling.min_p > 0:
-        scaled = scaled[scaled >= float(best) + math.log(sampling.min_p)]
     weights = (scaled - best).exp_()
-    wanted = sampling.top_p * float(weights.sum(dtype=torch.float64))
+    wanted = top_p * float(weights.sum())
     if len(scaled) > _FEW:
-        bucket = torch.sub(best, scaled).mul_(_BUCKETS / _RANGE).clamp_(max=_BUCKETS).to(torch.int32)
-        mass = torch.bincount(bucket, weights.double(), _BUCKETS + 1).cumsum(0)
-        crossing = int((mass < wanted).sum().clamp(max=_BUCKETS))
-        inside = _where(bucket == crossing)
-        if len(inside) == 0:  # rounding: the whole mass falls a little short of top_p = 1 - epsilon
-            return -math.inf
-        scaled, weights = scaled[inside], weights[inside]
-        wanted -= float(mass[crossing - 1]) if crossing else 0.0
+        near = _at_least(scaled, float(best) - _NEAR)
+        if len(near) <= _MANY and float(weights[near].sum()) > wanted:
+            scaled, weights = scaled[near], weights[near]
+        else:
+            bucket = torch.sub(best, scaled).mul_(_BUCKETS / _RANGE).clamp_(max=_BUCKETS).to(torch.int32)
+            mass = torch.bincount(bucket, weights.double(), _BUCKETS + 1).cumsum(0)
+            crossing = int((mass < wanted).sum().clamp(max=_BUCKETS))
+            wanted -= float(mass[crossing - 1]) if crossing else 0.0
+            inside = _where(bucket == crossing)
+            if len(inside) == 0:  # rounding: the whole mass falls a little short of what is wanted
+                return -math.inf
+            scaled, weights = scaled[inside], weights[inside]
     order = scaled.argsort(descending=True)
     mass = weights[order].cumsum(0, dtype=torch.float64)
     last = int((mass < wanted).sum().clamp(max=len(order) - 1))

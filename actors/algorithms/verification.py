@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from actors.algorithms import acceptance, sampling
-from actors.algorithms.noise import NoiseSource, Stream, row_key, uniform
+from actors.algorithms.noise import NoiseSource, Stream, gumbel_of, row_key, uniform
 from actors.algorithms.race import Race
 from actors.algorithms.types import Block, Outcome
 from actors.errors import EngineError, InvalidSettingError, OutriderError
@@ -245,8 +245,7 @@ class _Decider:
                 self._set_margin(i, self._pass.race.gap(row, temperature, key) * temperature)
             return self._pass.race.winner(row, temperature, key)
         ids, scaled = sampling.kept(row, self._settings)
-        noise = NoiseSource(ids, row.dtype).negated([key])[0]
-        chosen = int(ids[(scaled - noise).argmax()])
+        chosen = int(ids[_most_perturbed(scaled, key, ids)])
         if self._settings.margins:
             scaled = row / temperature
             scores = scaled - NoiseSource(self._pass.size, row.dtype, device=row.device).negated([key])[0]
@@ -293,6 +292,13 @@ class _Decider:
             Alternatives(logprob, tuple(zip(top_ids, top_values, strict=True)))
             for logprob, top_ids, top_values in zip(chosen, ids, values, strict=True)
         )
+
+
+def _most_perturbed(scaled: Tensor, key: int, ids: Tensor) -> int:
+    """argmax(scaled + g) [M], for the noise of some ids."""
+    if ids.device.type == "cpu":
+        return int((scaled.numpy() + gumbel_of(key, ids.numpy())).argmax())
+    return int((scaled - NoiseSource(ids, scaled.dtype).negated([key])[0]).argmax())
 
 
 class _Lazy(Generic[T]):

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from actors.algorithms import noise
 from actors.algorithms.noise import NoiseSource, Stream, gumbel, gumbel_rows, row_key, uniform, words
 
 seeds = st.integers(0, 2**63 - 1)
@@ -166,3 +167,18 @@ def test_uniforms() -> None:
     assert 0 < got.min() < got.max() < 1
     assert stats.kstest(got, "uniform").pvalue > FALSE_ALARM
     assert stats.pearsonr(got[:-1], got[1:]).pvalue > FALSE_ALARM
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(seeds, positions), min_size=1, max_size=4), st.integers(1, 50))
+def test_the_device_path_makes_the_same_words(rows: list[tuple[int, int]], size: int) -> None:
+    keys = [row_key(seed, position) for seed, position in rows]
+    out = torch.empty(len(keys), size, dtype=torch.int32)
+    noise._fill_words_at_once(keys, noise.mix_tokens(torch.arange(size)), out, torch.empty_like(out))
+    assert torch.equal(out, words(keys, torch.arange(size)))
+
+
+def test_gumbel_of_a_few_tokens() -> None:
+    tokens = np.array([3, 49_000, 17])
+    expected = gumbel(torch.tensor([6]), torch.tensor([4]), torch.from_numpy(tokens), dtype=torch.float64)[0]
+    assert noise.gumbel_of(row_key(6, 4), tokens) == pytest.approx(expected.tolist(), abs=1e-12)
