@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.errors import ConfigError, ModelNotFoundError
@@ -26,11 +27,17 @@ def default_device() -> str:
 
 
 def load_model(
-    reference: str, *, dtype: Dtype = "float32", device: str | None = None, layers: int | None = None
+    reference: str,
+    *,
+    dtype: Dtype = "float32",
+    device: str | None = None,
+    layers: int | None = None,
+    draft_layers: Path | None = None,
 ) -> CausalLM:
     """Load a model for the transformers engine, fetching it where needed.
 
     layers: keep the first so many only, with the model's own norm and head (an early exit as a draft).
+    draft_layers: for the demo draft, a file of layers to use in place of the packaged ones.
     Raises ModelNotFoundError, or ConfigError when the model is of a kind that the engine cannot run.
     """
     import torch
@@ -41,18 +48,19 @@ def load_model(
     is_demo_draft = reference == models.DEMO_DRAFT
     if is_demo_draft and layers is None:
         layers = _DEMO_DRAFT_LAYERS
-    module = _load_module(reference, kind, layers)
-    vocabulary = _adopt_demo_draft(module, kind) if is_demo_draft else None
+    module = load_module(reference, kind, layers)
+    vocabulary = _adopt_demo_draft(module, kind, draft_layers) if is_demo_draft else _own_vocabulary(reference)
     return CausalLM(
         module.to(device or default_device()),
         name=reference,
-        eos=_eos(module),
+        eos=end_ids(module),
         fingerprint=models.vocabulary_fingerprint(models.load_tokenizer(reference)),
         vocabulary=vocabulary,
     )
 
 
-def _load_module(reference: str, dtype: torch.dtype, layers: int | None) -> Any:
+def load_module(reference: str, dtype: torch.dtype, layers: int | None = None) -> Any:
+    """The transformers model itself, on the CPU; see load_model."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     folder = str(models.fetch(reference))
@@ -88,13 +96,13 @@ def _quietly() -> Iterator[None]:
         logging.set_verbosity(verbosity)
 
 
-def _adopt_demo_draft(module: Any, dtype: torch.dtype) -> torch.Tensor:
+def _adopt_demo_draft(module: Any, dtype: torch.dtype, file: Path | None) -> torch.Tensor:
     """Put the trained layers over the target's embedding and head. Returns the ids that the draft may propose."""
     from safetensors.torch import load_file
 
     from cluster.demo_draft import quantised
 
-    weights = quantised.restore(load_file(quantised.WEIGHTS), dtype)
+    weights = quantised.restore(load_file(file or quantised.WEIGHTS), dtype)
     vocabulary = weights.pop(quantised.VOCABULARY)
     unknown = module.load_state_dict(weights, strict=False).unexpected_keys
     if unknown:
@@ -102,7 +110,24 @@ def _adopt_demo_draft(module: Any, dtype: torch.dtype) -> torch.Tensor:
     return vocabulary
 
 
-def _eos(module: Any) -> tuple[int, ...]:
+def _own_vocabulary(reference: str) -> torch.Tensor | None:
+    """The ids that a distilled draft may propose, kept beside its weights; None for any other model."""
+    from actors.distillation.student import VOCABULARY, vocabulary_file
+
+    file = vocabulary_file(models.fetch(reference))
+    if not file.is_file():
+        return None
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(file)[VOCABULARY].long()
+    except (SafetensorError, OSError, KeyError) as error:
+        raise ModelNotFoundError(f"the draft vocabulary of {reference} ({file}) cannot be read: {error}") from error
+
+
+def end_ids(module: Any) -> tuple[int, ...]:
+    """Token ids that end an answer, as the model's own configuration has them."""
     generation = getattr(module, "generation_config", None)
     found = getattr(generation, "eos_token_id", None)
     if found is None:
