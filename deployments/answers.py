@@ -333,12 +333,17 @@ def usage_body(prompt_tokens: int, used: Sequence[Usage]) -> Json:
 
 
 def described(delta: Delta) -> list[Json]:
-    """Every token of a delta with where it came from."""
-    margins: Sequence[float | None] = delta.margins or [None] * len(delta.tokens)
-    return [
-        {"id": token, "text": text, "origin": origin, "margin": None if margin is None else finite(margin)}
-        for token, text, origin, margin in zip(delta.tokens, delta.texts, delta.origins, margins, strict=False)
+    """Every token of a delta with where it came from, and with the target's view of it when that was asked for."""
+    told: list[Json] = [
+        {"id": token, "text": text, "origin": origin}
+        for token, text, origin in zip(delta.tokens, delta.texts, delta.origins, strict=False)
     ]
+    for token, margin in zip(told, delta.margins, strict=False):
+        token["margin"] = finite(margin)
+    for token, own in zip(told, delta.alternatives, strict=False):
+        token["logprob"] = finite(own.logprob)
+        token["top"] = [[other, finite(score)] for other, score in own.top]
+    return told
 
 
 def finite(value: float) -> float:

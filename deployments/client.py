@@ -1,0 +1,279 @@
+"""The Python door: `connect()` to a running application, then `generate`, `stream`, or their async forms.
+
+from deployments import connect
+
+client = connect("http://127.0.0.1:8000")
+for result in client.generate(["One.", "Two."], max_tokens=50):
+    print(result.text)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+from actors.errors import ConfigError, InvalidSettingError, OutriderError, OverloadedError, UnavailableError
+from actors.messages import Delta, GenerationRequest
+from deployments.asking import Prompt, asked_of, named, request_for
+from deployments.journal import Journal, digest
+from deployments.progress import Progress, progress_for
+from deployments.remote import HttpService
+from deployments.results import Result
+from deployments.service import Service
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+LONGEST_PAUSE_S = 20.0
+T = TypeVar("T")
+
+
+def connect(target: str | None = None, *, application: str = "outrider", key: str | None = None) -> Client:
+    """A client of a running application.
+
+    target: a URL (`http://...`) for HTTP; a Ray address (`auto`, `ray://...`) for a handle inside that cluster;
+        None uses the Ray cluster this process is connected to, if it is, and otherwise `http://127.0.0.1:8000`.
+    application: name of the Serve application (Ray only). key: API key (HTTP only).
+    Raises ConfigError when a Ray cluster or its application cannot be found.
+    """
+    if target is None:
+        target = "auto" if _connected_to_ray() else DEFAULT_URL
+    if target.startswith(("http://", "https://")):
+        return Client(HttpService(target, key))
+    return Client(_through_ray(target, application))
+
+
+class Client:
+    """Generates answers, many at a time. Usable as a context manager, from any thread, and in notebooks.
+
+    Errors that may pass (overload, lost replicas, lost connections) are tried again up to `retries` times with
+    growing pauses; the seed of an item is fixed before the first try, so that trying again changes nothing.
+    """
+
+    def __init__(self, service: Service, retries: int = 5, pause_s: float = 0.5) -> None:
+        self._service = service
+        self._retries = retries
+        self._pause_s = pause_s
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="outrider-client", daemon=True)
+        self._thread.start()
+
+    # -- many -------------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        concurrency: int = 64,
+        errors: Literal["return", "raise"] = "return",
+        progress: bool | None = None,
+        journal: str | Path | None = None,
+        **sampling: Any,
+    ) -> list[Result]:
+        """Answers to all prompts, in their order.
+
+        concurrency: how many are under way at once.
+        errors: "return" puts an item's error into its result; "raise" raises the first one.
+        progress: show a bar; by default on a terminal or in a notebook.
+        journal: file that finished items are written to; a later call with the same inputs goes on from it.
+        sampling: fields of SamplingSettings (temperature, max_tokens, seed, stop, ...), and `timeout_s`, `priority`.
+        Raises InvalidSettingError for settings out of range or unknown.
+        """
+
+        async def collect() -> list[Result]:
+            results: list[Result | None] = [None] * len(prompts)
+            arriving = self.agenerate(
+                prompts, concurrency=concurrency, errors=errors, progress=progress, journal=journal, **sampling
+            )
+            async for result in arriving:
+                results[result.index] = result
+            return [result for result in results if result is not None]
+
+        return self._run(collect())
+
+    async def agenerate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        concurrency: int = 64,
+        errors: Literal["return", "raise"] = "return",
+        progress: bool | None = None,
+        journal: str | Path | None = None,
+        **sampling: Any,
+    ) -> AsyncGenerator[Result, None]:
+        """Like `generate`, yielding results as they finish; `Result.index` tells which is which."""
+        if concurrency < 1:
+            raise InvalidSettingError(f"concurrency must be at least 1, not {concurrency}", "concurrency")
+        if isinstance(prompts, str):
+            raise InvalidSettingError("generate takes a list of prompts; for one prompt use [prompt]", "prompts")
+        requests = [request_for(prompt, sampling) for prompt in prompts]
+        notes = Journal(journal) if journal is not None else None
+        bar = progress_for(len(requests), progress)
+        try:
+            async for result in self._all(requests, concurrency, notes, bar):
+                if result.error is not None and errors == "raise":
+                    raise result.error
+                yield result
+        finally:
+            bar.close()
+            if notes is not None:
+                notes.close()
+
+    async def _all(
+        self, requests: list[GenerationRequest], concurrency: int, journal: Journal | None, bar: Progress
+    ) -> AsyncGenerator[Result, None]:
+        waiting = iter(enumerate(requests))
+        finished: asyncio.Queue[Result] = asyncio.Queue(maxsize=2 * concurrency)
+
+        async def worker() -> None:
+            for index, request in waiting:
+                await finished.put(await self._item(index, request, journal))
+
+        workers = [asyncio.create_task(worker()) for _ in range(min(concurrency, len(requests)))]
+        try:
+            for _ in requests:
+                result = await _next(finished, workers)
+                bar.add(result)
+                yield result
+        finally:
+            for one in workers:
+                one.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+
+    async def _item(self, index: int, request: GenerationRequest, journal: Journal | None) -> Result:
+        asked = digest(asked_of(request)) if journal is not None else ""
+        if journal is not None and (done := journal.result(index, asked)) is not None:
+            return Result.from_json(done)
+        result = await self._answer(index, request)
+        if journal is not None and result.ok:  # what failed is tried again by the next run
+            journal.add(index, asked, result.as_json())
+        return result
+
+    async def _answer(self, index: int, request: GenerationRequest) -> Result:
+        """One item with its retries. Errors that will not pass are the result."""
+        for attempt in range(self._retries + 1):
+            result = Result(index)
+            try:
+                async for delta in self._service.generate(named(request)):
+                    result.take(delta)
+                return result
+            except (OverloadedError, UnavailableError) as error:
+                result.error = error
+                if attempt < self._retries:
+                    await asyncio.sleep(self._pause(attempt, getattr(error, "retry_after", 0.0)))
+            except OutriderError as error:
+                return Result(index, error=error)
+        return Result(index, error=result.error)
+
+    def _pause(self, attempt: int, asked: float) -> float:
+        """Doubling pauses with full jitter, never shorter than the server asked for."""
+        longest = min(LONGEST_PAUSE_S, self._pause_s * 2**attempt)
+        return max(asked, random.uniform(0, longest))
+
+    # -- one --------------------------------------------------------------------------------------------------------
+
+    def stream(self, prompt: Prompt, **sampling: Any) -> Iterator[Delta]:
+        """The steps of one answer as they come. Raises the errors of actors/errors.py."""
+        stream = self.astream(prompt, **sampling)
+        try:
+            while True:
+                try:
+                    yield self._run(anext(stream))
+                except StopAsyncIteration:
+                    return
+        finally:
+            self._run(stream.aclose())
+
+    async def astream(self, prompt: Prompt, **sampling: Any) -> AsyncGenerator[Delta, None]:
+        """Like `stream`, for async code."""
+        answer: AsyncIterator[Delta] = self._service.generate(named(request_for(prompt, sampling)))
+        try:
+            async for delta in answer:
+                yield delta
+        finally:
+            if isinstance(answer, AsyncGenerator):
+                await answer.aclose()
+
+    # -- the application ----------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, object]:
+        """Tiers, replicas and load. Raises UnavailableError."""
+        return self._run(self._service.status())
+
+    def ready(self) -> bool:
+        """Whether both tiers can serve."""
+        return self._run(self._service.ready())
+
+    def close(self) -> None:
+        """Close the connections. What is under way ends."""
+        if self._loop.is_closed():
+            return
+        close = getattr(self._service, "close", None)
+        if close is not None:
+            self._run(close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5.0)
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, work: Awaitable[T]) -> T:
+        """Run on the client's own loop, so that it works where another loop is running already."""
+
+        async def awaited() -> T:
+            return await work
+
+        future = asyncio.run_coroutine_threadsafe(awaited(), self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+
+async def _next(finished: asyncio.Queue[Result], workers: list[asyncio.Task[None]]) -> Result:
+    """The next result; an error of a worker (a journal that cannot be written) is raised instead."""
+    getter = asyncio.create_task(finished.get())
+    waiting: set[asyncio.Task[Any]] = {getter, *(one for one in workers if not one.done())}
+    try:
+        while True:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for one in workers:
+                if one.done() and not one.cancelled() and (error := one.exception()) is not None:
+                    raise error
+            if getter.done():
+                return getter.result()
+            waiting = {getter, *(one for one in workers if not one.done())}
+    finally:
+        getter.cancel()
+
+
+def _connected_to_ray() -> bool:
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+def _through_ray(address: str, application: str) -> Service:
+    import ray
+    from ray import serve
+
+    from deployments.orchestration import RemoteService
+
+    if not ray.is_initialized():
+        try:
+            ray.init(address=address, log_to_driver=False)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ConfigError(f"cannot reach the Ray cluster at {address}: {error}") from error
+    if application not in serve.status().applications:
+        raise ConfigError(f"no application {application!r} is running on the Ray cluster at {address}")
+    return RemoteService(serve.get_deployment_handle("Orchestrator", application))

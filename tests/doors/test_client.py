@@ -1,0 +1,228 @@
+"""The Python client: over a service directly, and over HTTP to the door of the same service."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from tiny import Reciter, byte_codec
+
+from actors.errors import (
+    ConfigError,
+    InvalidSettingError,
+    OverloadedError,
+    PromptError,
+    PromptTooLongError,
+    UnavailableError,
+)
+from actors.messages import Delta, GenerationRequest, Usage
+from deployments.client import Client
+from deployments.ingress import http_app
+from deployments.journal import Journal
+from deployments.progress import Lines
+from deployments.remote import HttpService, error_from
+from deployments.results import Result
+from deployments.service import Served
+
+CODEC = byte_codec()
+
+
+@pytest.fixture(params=["handle", "http"])
+def client(request: pytest.FixtureRequest) -> Iterator[tuple[Client, Reciter]]:
+    reciter = Reciter(CODEC)
+    if request.param == "handle":
+        with Client(reciter, pause_s=0) as client:
+            yield client, reciter
+        return
+    app = http_app(reciter, CODEC, Served("tiny", context=64))
+    with Client(HttpService("http://test/v1", transport=httpx.ASGITransport(app)), pause_s=0) as client:
+        yield client, reciter
+
+
+def test_results_come_in_order_with_everything(client: tuple[Client, Reciter]) -> None:
+    got, reciter = client
+    results = got.generate(
+        ["a", "b", [{"role": "user", "content": "c"}], [5, 6]], logprobs=2, max_tokens=7, margins=True
+    )
+    assert [result.index for result in results] == [0, 1, 2, 3]
+    first = results[0]
+    assert (first.text, first.finish) == ("Hello w", "length")
+    assert first.tokens == list(CODEC.encode("Hello w"))
+    assert first.texts == list("Hello w")
+    assert first.origins[:3] == ["accepted", "accepted", "correction"]
+    assert first.logprobs[0].logprob == -first.tokens[0] / 100
+    assert first.logprobs[0].top == ((2, -3.0), (3, -4.0))
+    assert first.margins == [0.5] * 7
+    assert first.usage == Usage(7, 7, 9, 6, 4, 2, 1)
+    assert first.acceptance_length == 7 / 4
+    sent = {(r.text, r.tokens) for r in reciter.requests}
+    assert sent == {("a", None), ("b", None), (None, None), (None, (5, 6))}
+    assert len({request.id for request in reciter.requests}) == 4
+
+
+def test_stream_and_stop(client: tuple[Client, Reciter]) -> None:
+    got, reciter = client
+    deltas = list(got.stream("a", stop="wör", max_tokens=50))
+    assert "".join(delta.text for delta in deltas) == "Hello "
+    assert (deltas[-1].finish, deltas[-1].stop) == ("stop", "wör")
+    half = got.stream("a", max_tokens=50)
+    next(half)
+    half.close()
+    assert reciter.open == 0
+
+
+def test_an_item_s_error_is_its_result(client: tuple[Client, Reciter]) -> None:
+    got, reciter = client
+    reciter.refusal = PromptTooLongError("too long", "prompt")
+    results = got.generate(["a", "b"])
+    assert [type(result.error) for result in results] == [PromptTooLongError] * 2
+    assert not results[0].ok
+    assert len(reciter.requests) == 2  # what will not pass is not tried again
+    with pytest.raises(PromptError):
+        got.generate(["a"], errors="raise")
+
+
+def test_overload_is_tried_again_and_then_typed() -> None:
+    reciter = Reciter(CODEC)
+    refusal = OverloadedError("full")
+    refusal.retry_after = 0
+    reciter.refusal = refusal
+    with Client(reciter, retries=3, pause_s=0) as client:
+        result = client.generate(["a"])[0]
+    assert isinstance(result.error, OverloadedError)
+    assert len(reciter.requests) == 4
+    assert len({request.sampling.seed for request in reciter.requests}) == 1
+    assert len({request.id for request in reciter.requests}) == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "param"),
+    [({"temprature": 1}, "temprature"), ({"top_p": 7}, "top_p"), ({"concurrency": 0}, "concurrency")],
+)
+def test_settings_are_checked_before_anything_is_sent(settings: dict[str, int], param: str) -> None:
+    with Client(Reciter(CODEC)) as client, pytest.raises(InvalidSettingError) as caught:
+        client.generate(["a"], **settings)
+    assert caught.value.param == param
+
+
+def test_one_text_is_no_list_of_prompts() -> None:
+    with Client(Reciter(CODEC)) as client, pytest.raises(InvalidSettingError, match=r"\[prompt\]"):
+        client.generate("a")  # type: ignore[arg-type]
+
+
+async def test_async_use_and_bounded_window() -> None:
+    reciter = Reciter(CODEC, held=asyncio.Event())
+    client = Client(reciter)
+    arriving = client.agenerate([str(i) for i in range(10)], concurrency=3)
+    first = asyncio.ensure_future(anext(arriving))
+    while len(reciter.requests) < 3:
+        await asyncio.sleep(0)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert reciter.open == 3
+    assert len(reciter.requests) == 3
+    reciter.held.set()  # type: ignore[union-attr]
+    results = [await first, *[result async for result in arriving]]
+    assert sorted(result.index for result in results) == list(range(10))
+    client.close()
+
+
+def test_journal_goes_on_where_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "job.jsonl"
+    reciter = Reciter(CODEC)
+    with Client(reciter) as client:
+        whole = client.generate(["a", "b", "c"], journal=path, temperature=0)
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 3
+    path.write_bytes(lines[0] + lines[1] + lines[2][:20])  # killed in the middle of the third
+    again = Reciter(CODEC)
+    with Client(again) as client:
+        resumed = client.generate(["a", "b", "c"], journal=path, temperature=0)
+    assert [r.as_json() for r in resumed] == [r.as_json() for r in whole]
+    assert len(again.requests) == 1
+    assert sorted(json.loads(line)["index"] for line in path.read_text().splitlines()) == [0, 1, 2]
+
+
+def test_a_journal_of_another_job_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "job.jsonl"
+    with Client(Reciter(CODEC)) as client:
+        client.generate(["a"], journal=path)
+        with pytest.raises(ConfigError, match="another job"):
+            client.generate(["b"], journal=path)
+        (tmp_path / "text").write_text("hello\n")
+        with pytest.raises(ConfigError, match="line 1"):
+            client.generate(["b"], journal=tmp_path / "text")
+    journal = Journal(tmp_path / "new" / "j")
+    assert journal.result(0, "x") is None
+    journal.close()
+
+
+def test_failed_items_are_not_in_the_journal(tmp_path: Path) -> None:
+    reciter = Reciter(CODEC, refusal=PromptError("no", "prompt"))
+    with Client(reciter) as client:
+        client.generate(["a"], journal=tmp_path / "j")
+        reciter.refusal = None
+        assert client.generate(["a"], journal=tmp_path / "j")[0].ok
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+async def test_a_connection_that_ends_early_is_no_answer(cut: int) -> None:
+    async def truncated() -> AsyncIterator[bytes]:
+        token = {"id": 1, "text": "x", "origin": "plain"}
+        yield f"data: {json.dumps({'choices': [{'speculation': {'tokens': [token]}}]})}\n\n".encode()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if cut:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(200, content=truncated())
+
+    service = HttpService("http://test", transport=httpx.MockTransport(answer))
+    client = Client(service, retries=0)
+    async for result in client.agenerate(["a"]):
+        assert isinstance(result.error, UnavailableError)
+    client.close()
+
+
+def test_errors_come_back_typed() -> None:
+    body = b'{"error": {"message": "m", "type": "t", "param": "p", "code": "context_length_exceeded"}}'
+    error = error_from(400, body, httpx.Headers())
+    assert (type(error), error.param, str(error)) == (PromptTooLongError, "p", "m")
+    error = error_from(503, b"<html>", httpx.Headers({"retry-after": "7"}))
+    assert isinstance(error, UnavailableError)
+    assert error.retry_after == 7
+
+
+def test_result_round_trips() -> None:
+    result = Result(3)
+    result.take(Delta((1,), ("x",), ("plain",), finish="stop", usage=Usage(1, 1)))
+    result.error = PromptError("m", "prompt")
+    back = Result.from_json(json.loads(json.dumps(result.as_json())))
+    assert isinstance(back.error, PromptError)
+    assert back.as_json() == result.as_json()
+
+
+def test_progress_in_a_log() -> None:
+    out, now = io.StringIO(), [0.0]
+    lines = Lines(4, out, clock=lambda: now[0])
+    for moment in (1.0, 12.0):
+        now[0] = moment
+        lines.add(Result(0, usage=Usage(completion_tokens=60, passes=20)))
+    lines.close()
+    assert out.getvalue().splitlines() == ["2/4, 10 tokens/s, acceptance length 3.00, 12 s left"] * 2
+
+
+async def test_closing_early_cancels_what_is_under_way() -> None:
+    reciter = Reciter(CODEC, held=asyncio.Event())
+    client = Client(reciter)
+    stream = client.astream("a", max_tokens=50)
+    await anext(stream)
+    assert reciter.open == 1
+    await stream.aclose()
+    assert reciter.open == 0
+    assert isinstance(reciter.requests[0], GenerationRequest)
+    client.close()
