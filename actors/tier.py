@@ -64,6 +64,8 @@ class Tier(Generic[Mail, Result]):
         self.ready: dict[str, Connection[Mail, Result]] = {}
         self.refused: dict[str, str] = {}
         """Replicas that cannot be used, with the reason."""
+        self._unreachable: dict[str, str] = {}
+        """Why the last attempt to meet a replica failed."""
         self._starting: dict[str, asyncio.Task[None]] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self.messages_of_lost = 0
@@ -83,6 +85,8 @@ class Tier(Generic[Mail, Result]):
             self._lost(self.ready[name], LookupError("left the tier"))
         for name in [n for n in self._starting if n not in members]:
             self._starting.pop(name).cancel()
+        for name in [n for n in self._unreachable if n not in members]:
+            del self._unreachable[name]
         for name in [n for n in self.refused if n not in members]:
             del self.refused[name]
 
@@ -95,11 +99,14 @@ class Tier(Generic[Mail, Result]):
             await connection.start()
             problem = self._check(connection)
         except Exception as error:  # it may be on its way up or down: the next refresh tries again
-            logger.warning("%s cannot be reached: %s", name, error)
+            if self._unreachable.get(name) != str(error):
+                logger.warning("%s cannot be reached: %s", name, error)
+            self._unreachable[name] = str(error)
             await connection.close()
             return
         finally:
             self._starting.pop(name, None)
+        self._unreachable.pop(name, None)
         if problem is not None:
             logger.error("%s is not used: %s", name, problem)
             self.refused[name] = problem

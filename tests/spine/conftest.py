@@ -15,6 +15,7 @@ from actors.draft import DraftActor
 from actors.engines.chaos import ChaosLink, ChaosSettings
 from actors.engines.emulated import EmulatedDraft, EmulatedTarget
 from actors.engines.emulated_presets import DraftSpec, TargetSpec
+from actors.engines.protocol import DraftModel, TargetModel
 from actors.links import LocalPeer, Peer
 from actors.messages import GenerationRequest
 from actors.orchestrator import Orchestrator
@@ -128,24 +129,29 @@ async def deployment(
     settings: OrchestratorSettings | None = None,
     wrap_target: Callable[[object], Peer] = LocalPeer,
     wrap_draft: Callable[[object], Peer] = LocalPeer,
+    make_target: Callable[[], TargetModel] | None = None,
+    make_draft: Callable[[], DraftModel] | None = None,
+    admission: Admission | None = None,
 ) -> AsyncIterator[Local]:
-    """Both tiers on emulated engines, fast enough for tests."""
+    """Both tiers, on emulated engines that are fast enough for tests unless others are given."""
     tspec = target_spec or TargetSpec(pass_ms=2, token_ms=0.02, prompt_token_ms=0)
     dspec = draft_spec or DraftSpec(step_ms=0.3, row_ms=0.01, prompt_token_ms=0)
     tset, dset = target_settings or TargetSettings(), draft_settings or DraftSettings()
     recorder = MemoryRecorder()
     actors: dict[str, Any] = {}
+    target_model = make_target or (lambda: EmulatedTarget(tspec, tset))
+    draft_model = make_draft or (lambda: EmulatedDraft(dspec, dset))
     for i in range(targets):
-        actors[f"target-{i}"] = TargetActor(f"target-{i}", lambda: EmulatedTarget(tspec, tset), tset, recorder)
+        actors[f"target-{i}"] = TargetActor(f"target-{i}", target_model, tset, recorder)
     for i in range(drafts):
-        actors[f"draft-{i}"] = DraftActor(f"draft-{i}", lambda: EmulatedDraft(dspec, dset), dset, recorder)
+        actors[f"draft-{i}"] = DraftActor(f"draft-{i}", draft_model, dset, recorder)
     target_directory = StaticDirectory({n: wrap_target(a) for n, a in actors.items() if n.startswith("target")})
     draft_directory = StaticDirectory({n: wrap_draft(a) for n, a in actors.items() if n.startswith("draft")})
     vocabulary = tspec.language.vocabulary
     orchestrator = Orchestrator(
         targets=target_directory,
         drafts=draft_directory,
-        admission=Admission(WordCodec(vocabulary), vocabulary, tset.context),
+        admission=admission or Admission(WordCodec(vocabulary), vocabulary, tset.context),
         settings=settings or OrchestratorSettings(discovery_period_s=0.02),
         recorder=recorder,
     )
