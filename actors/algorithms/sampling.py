@@ -128,7 +128,7 @@ def kept(row: Tensor, sampling: SamplingSettings) -> tuple[Tensor, Tensor]:
     """What min_p, top_k and top_p leave of an adjusted row [V]: ids, int64 [M], and their logits over temperature."""
     size = row.shape[-1]
     if 0 < sampling.top_k < min(size, _FEW):
-        best, ids = row.topk(sampling.top_k + 1)
+        best, ids = _top(row, sampling.top_k + 1, sampling.temperature)
         if best[-1] < best[-2]:  # no tie at the edge, so these are all
             scaled = best[:-1] / sampling.temperature
             inside = scaled >= _min_p_edge(scaled, sampling)
@@ -144,6 +144,16 @@ def kept(row: Tensor, sampling: SamplingSettings) -> tuple[Tensor, Tensor]:
         lowest = max(lowest, _nucleus_edge(survivors, sampling.top_p))
     ids = _at_least(scaled, lowest)
     return ids, scaled[ids]
+
+
+def _top(row: Tensor, count: int, temperature: float) -> tuple[Tensor, Tensor]:
+    """As torch.topk. It costs less among the tokens near the best one, where they are enough."""
+    near = _at_least(row, float(row.amax()) - _NEAR * temperature)
+    if count <= len(near) <= _MANY:
+        best, places = row[near].topk(count)
+        return best, near[places]
+    best, ids = row.topk(count)
+    return best, ids
 
 
 def _min_p_edge(scaled: Tensor, sampling: SamplingSettings) -> float:
