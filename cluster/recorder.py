@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +16,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+REFRESH_S = 1.0
+"""Ray forgets a gauge that is not set again within two of its report intervals (10 s each, 1 s at least)."""
+
 
 class RayRecorder:
     """A `telemetry.Recorder`. Make one per process, inside Ray (an actor, a replica, a driver after `ray.init`).
@@ -20,6 +26,8 @@ class RayRecorder:
     common: a value for each of `telemetry.COMMON_TAGS`; they mark every value from this process.
 
     Losing a metric must never cost a request: whatever goes wrong is logged once per metric, and that is all.
+    A gauge keeps its value until it is set again, which takes a thread; it starts with the first gauge and ends with
+    the recorder. Until then the recorder can be pickled, so that it can be made where an actor is placed.
     """
 
     def __init__(self, common: Mapping[str, str]) -> None:
@@ -28,13 +36,19 @@ class RayRecorder:
         self._common = {tag: str(common[tag]) for tag in COMMON_TAGS}
         self._instruments: dict[str, Counter | Gauge | Histogram] = {}
         self._failed: set[str] = set()
+        self._gauges: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[Metric, float]] = {}
+        self._refreshing = False
 
     def add(self, metric: Metric, value: float, **tags: str) -> None:
         if value > 0:  # Ray refuses to count nothing
             self._write("inc", metric, value, tags)
 
     def set(self, metric: Metric, value: float, **tags: str) -> None:
+        self._gauges[metric.name, tuple(sorted(tags.items()))] = metric, value
         self._write("set", metric, value, tags)
+        if not self._refreshing:
+            self._refreshing = True
+            threading.Thread(target=_refresh, args=(weakref.ref(self),), name="gauges", daemon=True).start()
 
     def observe(self, metric: Metric, value: float, **tags: str) -> None:
         self._write("observe", metric, value, tags)
@@ -51,6 +65,11 @@ class RayRecorder:
             self._failed.add(metric.name)
             logger.warning("metric %s is no longer recorded: %s", metric.name, error)
 
+    def refresh(self) -> None:
+        """Set every gauge again to the value it has."""
+        for (_, tags), (metric, value) in list(self._gauges.items()):
+            self._write("set", metric, value, dict(tags))
+
     def _make(self, metric: Metric) -> Any:
         from ray.util.metrics import Counter, Gauge, Histogram
 
@@ -65,3 +84,10 @@ class RayRecorder:
                 instrument = Histogram(metric.name, metric.description, list(metric.boundaries), keys)
         instrument.set_default_tags(self._common)
         return instrument
+
+
+def _refresh(recorder: weakref.ref[RayRecorder]) -> None:
+    while (alive := recorder()) is not None:
+        alive.refresh()
+        del alive  # this thread must not be what keeps it
+        time.sleep(REFRESH_S)
