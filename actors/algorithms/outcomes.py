@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from actors.algorithms.calibration import Calibration
+from actors.algorithms.cost import PassCost
 from actors.engines.protocol import Expand, Ranked
 from actors.messages import Expansion, extend_key, prefix_key
 from actors.settings import TreeSettings
@@ -207,6 +208,7 @@ class Forest:
         self.calibration = calibration or Calibration()
         self._settings = settings
         self._total = total
+        self._cost = PassCost()
         self._trees: dict[str, OutcomeTree] = {}
         self._asked: dict[tuple[str, tuple[int, ...]], tuple[OutcomeTree, _Node, _Node]] = {}
 
@@ -228,7 +230,11 @@ class Forest:
             tree.weight = max(weight, IDLE_WEIGHT)
 
     def frontier(self, limit: int) -> list[Expand]:
-        """At most `limit` nodes to expand next, most likely to be reached first, over all sequences."""
+        """At most `limit` nodes to expand next, most likely to be reached first, over all sequences.
+
+        Fewer when rows make a step slower (see `observe_step`): a node is added as long as it brings more reach per
+        second than the step has without it.
+        """
         trees = self._trees
         share = min(self._settings.nodes, max(1, self._total // max(1, len(trees))))
         limit = min(limit, self._total - sum(tree.size for tree in trees.values()))
@@ -240,8 +246,14 @@ class Forest:
         ]
         heapq.heapify(heads)
         found: list[Expand] = []
+        gained, seconds, slope = 0.0, self._cost(1), self._cost.slope
         while heads and len(found) < limit:
-            _, i, name, tree = heads[0]
+            value, i, name, tree = heads[0]
+            if found:
+                seconds += slope
+                if -value * seconds < (gained - value) * slope:
+                    break
+            gained -= value
             parent, node = tree.take()
             self._asked[name, node.path] = tree, parent, node
             found.append(Expand(name, node.path))
@@ -271,6 +283,11 @@ class Forest:
             tree.give_back(parent, node)
         self._asked.clear()
         return grown
+
+    def observe_step(self, rows: int, seconds: float) -> None:
+        """A draft step over `rows` nodes took `seconds`, by which the width of the next ones is chosen."""
+        if rows > 0 and seconds > 0:
+            self._cost.observe(rows, seconds)
 
     def _locate(self, sequence: str, path: tuple[int, ...]) -> tuple[OutcomeTree, _Node] | None:
         """The node at `path`, which counts from the root that the asked node had when it was handed out."""
