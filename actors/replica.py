@@ -17,6 +17,7 @@ from actors.engines.protocol import ModelCard
 from actors.errors import EngineError, OutriderError
 from actors.links import LinkTable
 from actors.messages import Pulse
+from actors.wire import Endpoint, WireServer, node_address
 
 Result = TypeVar("Result")
 Mail = TypeVar("Mail")
@@ -42,6 +43,7 @@ class Replica(ABC, Generic[Mail, Result]):
         self._moved_at = clock()
         self._links: LinkTable[Result] | None = None
         self._reaper: asyncio.Task[None] | None = None
+        self._wires: WireServer | None = None
         self._thread = threading.Thread(target=self._run, name=f"{name}-model", daemon=True)
         self._thread.start()
 
@@ -68,6 +70,12 @@ class Replica(ABC, Generic[Mail, Result]):
         if self._failure is not None:
             raise self._failed()
 
+    async def wire(self, host: str | None = None) -> Endpoint:
+        """Where mail and results can go over a wire. host: the address to listen at; this node's when None."""
+        if self._wires is None:
+            self._wires = WireServer(self)
+        return await self._wires.endpoint(host or node_address())
+
     async def pulse(self, link: str) -> Pulse:
         """Keepalive of a link."""
         self._require_links().touch(link)
@@ -92,6 +100,8 @@ class Replica(ABC, Generic[Mail, Result]):
         await asyncio.to_thread(self._thread.join, 10.0)
         if self._reaper is not None:
             self._reaper.cancel()
+        if self._wires is not None:
+            await self._wires.close()
         if self._links is not None:
             self._links.end()
 

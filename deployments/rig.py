@@ -21,6 +21,7 @@ from actors.orchestrator import Orchestrator
 from actors.settings import OrchestratorSettings
 from actors.telemetry import MemoryRecorder
 from actors.tier import StaticDirectory
+from actors.wire import WirePeer
 from cluster.config import DeploymentConfig
 from cluster.factory import draft_model, pin, target_model, text_facts
 from deployments.probes import ProbedDraft, ProbedTarget, ReplicaNotes
@@ -34,6 +35,8 @@ class RigPlan:
 
     config: DeploymentConfig
     link_delay_ms: float = 0.0
+    wires: bool = True
+    """False: mail and results go through Ray."""
 
     @property
     def targets(self) -> int:
@@ -201,8 +204,8 @@ class RayRig:
         drafts = [ray.remote(**replica)(ProbedDraft).remote(*_draft(plan, i)) for i in range(plan.drafts)]
         station = ray.remote(**options)(Station).remote(
             plan,
-            {f"target-{i}": RayPeer(actor) for i, actor in enumerate(targets)},
-            {f"draft-{i}": RayPeer(actor) for i, actor in enumerate(drafts)},
+            {f"target-{i}": _peer(actor, plan.wires) for i, actor in enumerate(targets)},
+            {f"draft-{i}": _peer(actor, plan.wires) for i, actor in enumerate(drafts)},
         )
         rig = cls(station, targets, drafts)
         try:
@@ -233,6 +236,10 @@ class RayRig:
 
         for actor in [self._station, *self._targets, *self._drafts]:
             ray.kill(actor)
+
+
+def _peer(actor: Any, wires: bool) -> Peer:
+    return WirePeer(RayPeer(actor)) if wires else RayPeer(actor)
 
 
 def _target(plan: RigPlan, index: int) -> tuple[Any, ...]:
