@@ -100,14 +100,19 @@ def _parse(text: str, path: Path, place: str) -> Any:
 
 
 def _encode(value: Any, codec: Codec, limit: int, chat: bool) -> Ids:
+    ids = _ids(value, codec, limit, chat)
+    if not ids:
+        raise PromptError("the prompt is empty")
+    if len(ids) > limit:  # a codec looks at the number of characters alone
+        raise PromptError(f"the prompt has {len(ids)} tokens; at most {limit} fit")
+    return ids
+
+
+def _ids(value: Any, codec: Codec, limit: int, chat: bool) -> Ids:
     match value:
         case {"tokens": [*ids]}:
             if not all(isinstance(i, int) and 0 <= i < codec.vocabulary for i in ids):
                 raise PromptError(f"token ids must be whole numbers below {codec.vocabulary}")
-            if len(ids) > limit:
-                raise PromptError(f"the prompt has {len(ids)} tokens; at most {limit} fit")
-            if not ids:
-                raise PromptError("the prompt is empty")
             return tuple(ids)
         case {"messages": [*messages]}:
             if not all(isinstance(m, dict) for m in messages):

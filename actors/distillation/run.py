@@ -9,6 +9,7 @@ appears whole, or not at all.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 import json
 import random
@@ -52,6 +53,8 @@ RULES: tuple[tuple[Rule, float], ...] = (
 
 _SAVE_SECONDS = 60.0
 _SMOOTHING = 0.05
+_NEVER = -1e4
+"""Log-probability of a place that holds no token; float16 has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class Target:
     module: Any
     reference: str
     eos: tuple[int, ...]
-    save_tokenizer: Callable[[Path], None]
+    save_tokenizer: Callable[[Path], object]
     fingerprint: str = ""
 
 
@@ -118,7 +121,7 @@ def distill(
         raise ConfigError(f"{out} exists already; choose another place, or move it away")
     work = out.with_name(f"{out.name}.partial")
     with explained(work), _locked(work):
-        return _Run(target, prompts, out, work, settings, report, clock).go(traffic)
+        return _Run(target, prompts, out, work, settings, report, clock, traffic is not None).go(traffic)
 
 
 class _Run:
@@ -131,6 +134,7 @@ class _Run:
         settings: DistillSettings,
         report: Callable[[Progress], None],
         clock: Callable[[], float],
+        with_traffic: bool,
     ) -> None:
         self._target, self._out, self._work, self._settings = target, out, work, settings
         self._report, self._clock = report, clock
@@ -143,6 +147,7 @@ class _Run:
                 "format": 1,
                 "target": target.reference,
                 "prompts": digest(prompts),
+                "traffic": with_traffic,
                 "settings": settings.model_dump(mode="json"),
             }
         )
@@ -169,9 +174,19 @@ class _Run:
             shard.unlink()
         samples = iter(traffic)
         while chunk := list(islice(samples, self._settings.shard)):
-            self._store.append(chunk)
+            self._store.append([self._fitted(sample) for sample in chunk])
         self._state.imported = True
         self._save_state()
+
+    def _fitted(self, sample: Sample) -> Sample:
+        """With as many log-probabilities per position as all others. Raises ConfigError for ids of another model."""
+        size, top = int(self._target.module.get_input_embeddings().num_embeddings), self._settings.top
+        if max(int(t.max()) for t in (sample.prompt, sample.answer, sample.top_ids)) >= size:
+            raise ConfigError(f"the recorded traffic holds ids outside the target's vocabulary of {size}")
+        missing = max(0, top - sample.top_ids.shape[1])
+        ids = torch.nn.functional.pad(sample.top_ids[:, :top], (0, missing))
+        logp = torch.nn.functional.pad(sample.top_logp[:, :top], (0, missing), value=_NEVER)
+        return dataclasses.replace(sample, top_ids=ids, top_logp=logp)
 
     def _sample(self) -> None:
         settings = self._settings

@@ -81,3 +81,19 @@ def settings(**changes: Any) -> DistillSettings:
         "lookahead": 2,
     }
     return DistillSettings(**{**values, **changes})
+
+
+def checkpoint(folder: Path, *, fast: bool = True, template: bool = True) -> Path:
+    """A target on disk, with a tokenizer of the letters and a chat template."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = {"<unk>": 0, "<s>": 1, "</s>": EOS} | {c: i + 3 for i, c in enumerate("abcdefghijklmnopqrstuvwxyz .?")}
+    tokenizer = Tokenizer(models.WordLevel(letters, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    if template:
+        wrapped.chat_template = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
+    llama().save_pretrained(folder)
+    wrapped.save_pretrained(folder)
+    return folder

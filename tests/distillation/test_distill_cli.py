@@ -1,0 +1,102 @@
+"""`outrider distill` as a user meets it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from small_targets import checkpoint
+from typer.testing import CliRunner
+
+from actors.distillation import run
+from cluster import weights
+from deployments.distill_cli import app
+
+runner = CliRunner()
+WORDS = [f"{a} {b}?" for a in ("how", "why", "when", "who") for b in ("is it", "was that", "are they", "do we")]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli")
+    checkpoint(folder / "target")
+    (folder / "prompts.txt").write_text("\n".join(WORDS))
+    return folder
+
+
+def command(place: Path, out: str, *more: str) -> list[str]:
+    options = ["--layers", "2", "--vocabulary", "24", "--answer", "8", "--context", "64", "--minutes", "0.01"]
+    paths = [str(place / "target"), "--prompts", str(place / "prompts.txt"), "--out", str(place / out)]
+    return [*paths, *options, "--device", "cpu", "--arithmetic", "float32", *more]
+
+
+def test_a_draft_is_made_and_loads_as_a_draft(place: Path) -> None:
+    result = runner.invoke(app, command(place, "draft"))
+    assert result.exit_code == 0, result.output
+    assert "greedy agreement" in result.output
+    assert "training" in result.output
+    assert f"draft.model: {place / 'draft'}" in result.output
+    loaded = weights.load_model(str(place / "draft"), device="cpu")
+    assert loaded.vocabulary is not None
+    assert len(loaded.vocabulary) == 24
+    cache = loaded.cache(slots=1, context=8)
+    assert loaded.fingerprint == weights.load_model(str(place / "target"), device="cpu").fingerprint
+    from actors.engines.slots import SlotRow
+
+    assert loaded.run(cache, [SlotRow(0, (3, 4), 0)], [1]).shape == (1, 24)
+
+
+def test_what_is_there_is_said_before_anything_is_loaded(place: Path) -> None:
+    (place / "taken").mkdir()
+    (place / "taken" / "file").touch()
+    result = runner.invoke(app, command(place, "taken"))
+    assert result.exit_code == 2
+    assert "exists already" in result.output
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ("", "holds no prompts"),
+        ("a" * 60, "line 1: the prompt has 62 tokens; at most 56 fit"),
+        ("only one", "at least two prompts"),
+    ],
+)
+def test_bad_prompts(place: Path, prompts: str, message: str) -> None:
+    file = place / "bad.txt"
+    file.write_text(prompts)
+    result = runner.invoke(app, [*command(place, "none"), "--prompts", str(file)])
+    assert result.exit_code == 1
+    assert message in result.output
+    assert not (place / "none").exists()
+
+
+def test_missing_files(place: Path) -> None:
+    result = runner.invoke(app, [*command(place, "none"), "--prompts", str(place / "nowhere.txt")])
+    assert result.exit_code == 2
+    assert "there is no file of prompts" in result.output
+    result = runner.invoke(app, command(place, "none", "--traffic", str(place / "nowhere.db")))
+    assert result.exit_code == 2
+    assert "there is no recorded traffic" in result.output
+
+
+def test_a_slow_tokenizer_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow:
+        is_fast = False
+
+    monkeypatch.setattr("cluster.models.load_tokenizer", lambda reference: Slow())
+    result = runner.invoke(app, command(place, "none"))
+    assert result.exit_code == 2
+    assert "slow tokenizer" in result.output
+
+
+def test_an_interrupt_is_answered_with_how_to_go_on(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run.Trainer, "step", interrupted)
+        result = runner.invoke(app, command(place, "cut"))
+    assert result.exit_code == 130
+    assert "The same command goes on from here" in result.output
+    assert (place / "cut.partial" / "training.pt").exists()
