@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from actors.engines.protocol import DraftModel, TargetModel
@@ -11,6 +11,9 @@ from actors.errors import ConfigError, ModelMismatchError
 from actors.text import TextCodec
 from actors.words import WordCodec
 from cluster.config import DeploymentConfig, Resources
+from cluster.demo import Progress
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +90,21 @@ def text_facts(config: DeploymentConfig) -> TextFacts:
     return TextFacts(codec, described.vocab_size, min(config.target.settings.context, positions))
 
 
-def check_pair(config: DeploymentConfig) -> None:
-    """Raises ModelMismatchError when draft and target have different vocabularies, before anything is started."""
-    if config.draft.kind != "model" or config.target.engine == "emulated":
-        return
-    from cluster.models import load_tokenizer, vocabulary_fingerprint
+def prepare(config: DeploymentConfig, progress: Progress | None = None) -> None:
+    """Fetch what the models need, and see that they fit together, before anything is started.
 
-    digests = [vocabulary_fingerprint(load_tokenizer(model)) for model in (config.target.model, config.draft.model)]
+    Raises ModelNotFoundError, or ModelMismatchError when draft and target have different vocabularies.
+    """
+    if config.target.engine == "emulated":
+        return
+    from cluster.models import DEMO_DRAFT, DEMO_TARGET, fetch, load_tokenizer, vocabulary_fingerprint
+
+    references = [config.target.model] + ([config.draft.model] if config.draft.kind == "model" else [])
+    for reference in references:
+        fetch(reference, progress)
+    if len(set(references)) == 1 or set(references) == {DEMO_TARGET, DEMO_DRAFT}:
+        return
+    digests = [vocabulary_fingerprint(load_tokenizer(reference)) for reference in references]
     if digests[0] != digests[1]:
         raise ModelMismatchError(
             f"draft.model {config.draft.model} does not share the vocabulary of target.model {config.target.model}: "
@@ -103,10 +114,16 @@ def check_pair(config: DeploymentConfig) -> None:
 
 
 def pin(resources: Resources) -> None:
-    """Keep the calling thread, and those it will start, to the configured cores and number of torch threads."""
-    schedule: Callable[[int, tuple[int, ...]], None] | None = getattr(os, "sched_setaffinity", None)  # Linux only
-    if resources.cores is not None and schedule is not None:
-        schedule(0, resources.cores)
+    """Keep the calling thread, and those it will start, to the configured cores and number of torch threads.
+
+    Cores that this machine lacks are left out; with none left nothing is pinned. Only Linux can pin.
+    """
+    if resources.cores is not None and hasattr(os, "sched_setaffinity"):
+        cores = os.sched_getaffinity(0) & set(resources.cores)
+        if cores:
+            os.sched_setaffinity(0, cores)
+        else:
+            logger.warning("none of the cores %s is available here: not pinned", resources.cores)
     if resources.threads is not None:
         import torch
 

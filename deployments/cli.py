@@ -1,0 +1,272 @@
+"""The command line. What a command needs is imported when it runs, so that `--help` is instant.
+
+Exit codes: 0 done, 1 the server or a request failed, 2 the command, its configuration or its input is wrong,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from actors.errors import ConfigError, OutriderError, RequestError
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Serves a large language model faster without changing what it says.\n\n"
+    "Start with [bold]outrider demo[/bold]: a real model on this machine, compared with plain decoding.",
+)
+models_app = typer.Typer(no_args_is_help=True, help="Model references and their local copies.")
+config_app = typer.Typer(no_args_is_help=True, help="Deployment configurations.")
+app.add_typer(models_app, name="models")
+app.add_typer(config_app, name="config")
+
+Url = Annotated[str, typer.Option(help="The server.", envvar="OUTRIDER_URL")]
+Key = Annotated[str | None, typer.Option(help="API key, if the server asks for one.", envvar="OUTRIDER_API_KEY")]
+ConfigPath = Annotated[
+    Path, typer.Argument(help="YAML, as `serve deploy` takes it; `demo` is the demo's own.", show_default=False)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
+
+
+@app.command()
+def serve(
+    config: ConfigPath,
+    host: Annotated[str | None, typer.Option(help="Instead of ingress.host.")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Instead of ingress.port.")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Run on this Ray cluster (`auto`: the one of this machine) instead of a new one.")
+    ] = None,
+) -> None:
+    """Serve a configuration until interrupted."""
+    from deployments.local import application as running
+    from deployments.local import check_port, ray_cluster
+
+    loaded = _load(config)
+    changes = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    loaded = loaded.model_copy(update={"ingress": loaded.ingress.model_copy(update=changes)})
+    if address is None:
+        check_port(loaded.ingress.host, loaded.ingress.port)
+        _prepare(loaded)
+    with _interruptible(), ray_cluster(address), running(loaded, _say) as url:
+        _say(f"Serving {loaded.model_id} at {url}/v1 (Ctrl-C stops it)")
+        _wait()
+
+
+@app.command()
+def demo(
+    once: Annotated[bool, typer.Option("--once", help="Stop after the table.")] = False,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Default: 8000, or any that is free.")] = None,
+) -> None:
+    """Serve a small real model with a draft on this machine, and compare with plain decoding."""
+    from deployments.demo import run
+
+    with _interruptible():
+        raise typer.Exit(run(once=once, port=port))
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input.", show_default=False)],
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    temperature: Annotated[float, typer.Option(min=0, max=10)] = 0.7,
+    top_p: Annotated[float, typer.Option(min=0, max=1)] = 1.0,
+    top_k: Annotated[int, typer.Option(min=-1)] = 0,
+    seed: Annotated[int | None, typer.Option(min=0)] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be repeated.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    raw: Annotated[bool, typer.Option(help="Continue the text itself, without the chat template.")] = False,
+    speculation: Annotated[bool, typer.Option(help="Off: plain decoding.")] = True,
+    explain: Annotated[bool, typer.Option(help="Colour each token by where it came from.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Answer one prompt, streamed as it is written."""
+    text = sys.stdin.read() if prompt == "-" else prompt
+    messages = [{"role": "system", "content": system}] if system else []
+    asked: Any = text if raw else [*messages, {"role": "user", "content": text}]
+    sampling: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k}
+    sampling |= {"stop": tuple(stop or ()), "speculation": speculation}
+    if seed is not None:
+        sampling["seed"] = seed
+    with _client(url, key) as client:
+        if as_json:
+            result = client.generate([asked], progress=False, errors="raise", **sampling)[0]
+            typer.echo(json.dumps(result.as_json(), ensure_ascii=False))
+            return
+        _stream(client, asked, sampling, explain)
+
+
+@app.command()
+def chat(
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 512,
+    temperature: Annotated[float, typer.Option(min=0, max=10)] = 0.7,
+    explain: Annotated[bool, typer.Option(help="Colour each token by where it came from.")] = False,
+) -> None:
+    """Talk to the model. An empty line or Ctrl-D ends."""
+    messages: list[dict[str, object]] = [{"role": "system", "content": system}] if system else []
+    with _client(url, key) as client:
+        while True:
+            try:
+                line = input("> ").strip()
+            except EOFError:
+                line = ""
+            if not line:
+                return
+            messages.append({"role": "user", "content": line})
+            answer = _stream(client, messages, {"max_tokens": max_tokens, "temperature": temperature}, explain)
+            messages.append({"role": "assistant", "content": answer})
+
+
+@app.command()
+def status(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> None:
+    """Both tiers: replicas and their load."""
+    with _client(url, key) as client:
+        told, ready = client.status(), client.ready()
+    if as_json:
+        typer.echo(json.dumps({"ready": ready, **told}))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    from deployments.explain import status_rows
+
+    table = Table("tier", "replica", "load", title=f"{url}: {'ready' if ready else 'not ready'}")
+    for row in status_rows(told):
+        table.add_row(*row)
+    Console().print(table)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def bench(context: typer.Context) -> None:
+    """Measure, on emulated or real tiers; `outrider bench --help` lists what."""
+    raise typer.Exit(importlib.import_module("deployments.bench").run(context.args) or 0)
+
+
+@models_app.command()
+def fetch(
+    reference: Annotated[str, typer.Argument(help="Local path, hub id, demo:smollm2-135m or demo:draft.")],
+) -> None:
+    """Bring a model to this machine, and print where it is."""
+    from cluster.models import fetch, progress_bar
+
+    with progress_bar() as progress:
+        folder = fetch(reference, progress)
+    typer.echo(folder)
+
+
+@config_app.command()
+def check(config: ConfigPath, as_json: AsJson = False) -> None:
+    """Read a configuration and say whether it can be deployed; with --json, print it with all defaults."""
+    loaded = _load(config)
+    typer.echo(loaded.model_dump_json(indent=2) if as_json else f"{config}: a valid deployment of {loaded.model_id}")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point: errors made on purpose become one line and an exit code."""
+    _add_groups()
+    try:
+        app(arguments)
+    except (ConfigError, RequestError) as error:
+        _fail(error, 2)
+    except OutriderError as error:
+        _fail(error, 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _fail(error: OutriderError, code: int) -> None:
+    print(f"outrider: {error}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _add_groups() -> None:
+    """Command groups that live in modules of their own."""
+    if any(group.name == "k8s" for group in app.registered_groups):
+        return
+    from deployments import k8s_cli
+
+    app.add_typer(k8s_cli.app, name="k8s")
+    app.add_typer(k8s_cli.grafana, name="grafana")
+
+
+def _load(path: Path) -> Any:
+    from cluster.config import load_config
+
+    return load_config(Path(__file__).with_name("demo.yaml") if str(path) == "demo" else path)
+
+
+def _prepare(config: Any) -> None:
+    from cluster.factory import prepare
+    from cluster.models import progress_bar
+
+    with progress_bar() as progress:
+        prepare(config, progress)
+
+
+def _client(url: str, key: str | None) -> Any:
+    from deployments.client import connect
+
+    return connect(url, key=key)
+
+
+def _stream(client: Any, asked: Any, sampling: dict[str, Any], explain: bool) -> str:
+    from rich.console import Console
+
+    from deployments.explain import Explainer
+
+    console = Console()
+    explainer = Explainer(console, explain)
+    answer, usage = "", None
+    for delta in client.stream(asked, **sampling):
+        explainer.show(delta)
+        answer += delta.text
+        usage = delta.usage or usage
+    console.print()
+    if explain and usage is not None:
+        explainer.legend()
+        explainer.summary(usage)
+    return answer
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Being terminated is being interrupted: whatever was started is stopped."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    former: Any = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+def _wait() -> None:
+    signal.pause()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Measures streamed answers as a client sees them, and compares plain decoding with speculation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from actors.messages import Delta, Usage
+
+NEAR_TIE = 1e-3
+"""Where the two best scores lie closer than this in float32, another batch shape may round to the other token."""
+
+
+@dataclass(slots=True)
+class Timing:
+    """One streamed answer. Times are in seconds.
+
+    gaps: per token after the first delta, the time since the delta before, shared by the tokens that came together.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    margins: list[float] = field(default_factory=list)
+    first: float = 0.0
+    total: float = 0.0
+    gaps: list[float] = field(default_factory=list)
+    usage: Usage = field(default_factory=Usage)
+
+
+@dataclass(slots=True)
+class Summary:
+    """Many answers of one way of decoding."""
+
+    answers: list[Timing] = field(default_factory=list)
+
+    @property
+    def first_token_s(self) -> float:
+        """Median time to first token."""
+        return quantile([answer.first for answer in self.answers], 0.5)
+
+    def gap_s(self, q: float) -> float:
+        """Quantile of the inter-token latency over all tokens."""
+        return quantile([gap for answer in self.answers for gap in answer.gaps], q)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens over the time that answers took, one at a time."""
+        return sum(len(a.tokens) for a in self.answers) / max(sum(a.total for a in self.answers), 1e-9)
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens committed per target pass."""
+        passes = sum(answer.usage.passes for answer in self.answers)
+        return sum(answer.usage.completion_tokens for answer in self.answers) / passes if passes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How two sets of answers agree. An answer is compared up to its first difference: what follows differs anyway.
+
+    ties: answers whose first difference is at a near-tie. differing: answers that differ elsewhere.
+    """
+
+    compared: int
+    ties: int
+    differing: int
+
+
+def measure(client: Any, prompt: Any, show: Callable[[Delta], None], **sampling: Any) -> Timing:
+    """Stream one answer and note when its tokens came."""
+    timing = Timing()
+    started = last = time.perf_counter()
+    for delta in client.stream(prompt, margins=True, **sampling):
+        now = time.perf_counter()
+        if delta.tokens:
+            if not timing.tokens:
+                timing.first = now - started
+            else:
+                timing.gaps += [(now - last) / len(delta.tokens)] * len(delta.tokens)
+            last = now
+        timing.tokens += delta.tokens
+        timing.margins += delta.margins
+        if delta.usage is not None:
+            timing.usage = delta.usage
+        show(delta)
+    timing.total = last - started
+    return timing
+
+
+def agreement(reference: Sequence[Timing], other: Sequence[Timing]) -> Agreement:
+    """Compare answers pair by pair."""
+    compared = ties = differing = 0
+    for a, b in zip(reference, other, strict=True):
+        place = first_difference(a.tokens, b.tokens)
+        compared += len(a.tokens) if place is None else place
+        if place is None:
+            continue
+        margin = a.margins[place] if place < len(a.margins) else float("inf")
+        if margin < NEAR_TIE:
+            ties += 1
+        else:
+            differing += 1
+    return Agreement(compared, ties, differing)
+
+
+def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
+    """Index of the first token that differs, a missing one included; None when equal."""
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return i
+    return None if len(a) == len(b) else min(len(a), len(b))
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """The value below which a share `q` lies (nearest rank); 0 for none."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]

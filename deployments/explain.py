@@ -1,0 +1,76 @@
+"""Shows where each token of an answer came from: in colour on a terminal, with marks elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from actors.messages import Delta, TokenOrigin, Usage
+
+STYLES: dict[TokenOrigin, tuple[str, str, str]] = {
+    "accepted": ("green", "", "guessed by the draft, accepted by the target"),
+    "correction": ("red", "×", "the target's own, where the draft was wrong"),
+    "bonus": ("cyan", "+", "the target's own, after a whole block was accepted"),
+    "plain": ("default", "·", "the target's own, no draft token was there"),
+}
+"""Per origin: colour, mark where there are no colours, meaning."""
+
+
+class Explainer:
+    """Prints deltas as they come. Without `colours` every token but accepted ones is preceded by a mark."""
+
+    def __init__(self, console: Console, explain: bool = True) -> None:
+        self._console = console
+        self._explain = explain
+        self._colours = console.color_system is not None
+
+    def show(self, delta: Delta) -> None:
+        """Print one step of an answer."""
+        if not self._explain:
+            self._write(Text(delta.text))
+            return
+        for text, origin in zip(delta.texts, delta.origins, strict=False):
+            style, mark, _ = STYLES[origin]
+            self._write(Text(text, style) if self._colours else Text(mark + text if text else text))
+
+    def legend(self) -> None:
+        """Say what the colours, or the marks, mean."""
+        for origin, (style, mark, meaning) in STYLES.items():
+            shown = Text(f"  {origin:<10} ", style) if self._colours else Text(f"  {mark or ' '} {origin:<10} ")
+            self._console.print(shown.append(Text(meaning, "default")))
+
+    def summary(self, usage: Usage) -> None:
+        """Say what the answer took."""
+        self._console.print(Text(describe(usage), "dim"))
+
+    def _write(self, text: Text) -> None:
+        self._console.print(text, end="", soft_wrap=True, highlight=False)
+
+
+def describe(usage: Usage) -> str:
+    """Tokens, passes and acceptance, in one line."""
+    parts = [f"{usage.completion_tokens} tokens in {usage.passes} target passes"]
+    if usage.passes:
+        parts[0] += f" ({usage.completion_tokens / usage.passes:.2f} per pass)"
+    if usage.proposed_tokens:
+        rate = usage.accepted_tokens / usage.proposed_tokens
+        parts.append(f"{usage.accepted_tokens} of {usage.proposed_tokens} draft tokens accepted ({rate:.0%})")
+    else:
+        parts.append("no draft tokens were verified")
+    return "; ".join(parts)
+
+
+def status_rows(status: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Tier, replica and its load, for `outrider status`."""
+    rows = []
+    for tier in ("target", "draft"):
+        told = status.get(tier, {})
+        for name, replica in told.get("replicas", {}).items():
+            rows.append((tier, name, f"{replica.get('sequences', 0)} sequences"))
+        for name, reason in told.get("refused", {}).items():
+            rows.append((tier, name, f"not used: {reason}"))
+        if not told.get("replicas"):
+            rows.append((tier, "-", "no replica"))
+    return rows
