@@ -62,7 +62,7 @@ def draft_model(config: DeploymentConfig) -> DraftModel:
         spec = draft_spec(config.draft.model, config.draft.engine_kwargs)
         return EmulatedDraft(spec, config.resolved_draft(), config.draft.model)
     if config.draft.kind == "prompt_lookup":
-        raise ConfigError("draft.kind 'prompt_lookup' is not built into this installation", "draft.kind")
+        return _lookup_draft(config)
     from actors.engines.transformers_draft import TransformersDraft
     from cluster.weights import load_model
 
@@ -70,6 +70,16 @@ def draft_model(config: DeploymentConfig) -> DraftModel:
     reference = config.target.model if early else config.draft.model
     model = load_model(reference, dtype=config.draft.dtype, layers=config.draft.layers)
     return TransformersDraft(model, config.resolved_draft())
+
+
+def _lookup_draft(config: DeploymentConfig) -> DraftModel:
+    from actors.engines.prompt_lookup import LookupSettings, PromptLookupDraft
+
+    try:
+        lookup = LookupSettings(**config.draft.engine_kwargs)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"draft.engine_kwargs: {error}", "draft.engine_kwargs") from error
+    return PromptLookupDraft(config.resolved_draft(), lookup)
 
 
 def text_facts(config: DeploymentConfig) -> TextFacts:

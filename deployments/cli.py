@@ -201,8 +201,10 @@ def _add_groups() -> None:
     """Command groups that live in modules of their own."""
     if any(group.name == "k8s" for group in app.registered_groups):
         return
-    from deployments import k8s_cli
+    from deployments import distill_cli, k8s_cli
 
+    app.command()(distill_cli.distill)
+    app.command()(k8s_cli.observe)
     app.add_typer(k8s_cli.app, name="k8s")
     app.add_typer(k8s_cli.grafana, name="grafana")
 

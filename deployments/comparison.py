@@ -7,10 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from actors.comparison import Comparison, Reference
 from actors.messages import Delta, Usage
-
-NEAR_TIE = 1e-3
-"""Where the two best scores lie closer than this in float32, another batch shape may round to the other token."""
 
 
 @dataclass(slots=True)
@@ -55,18 +53,6 @@ class Summary:
         return sum(answer.usage.completion_tokens for answer in self.answers) / passes if passes else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """How two sets of answers agree. An answer is compared up to its first difference: what follows differs anyway.
-
-    ties: answers whose first difference is at a near-tie. differing: answers that differ elsewhere.
-    """
-
-    compared: int
-    ties: int
-    differing: int
-
-
 def measure(client: Any, prompt: Any, show: Callable[[Delta], None], **sampling: Any) -> Timing:
     """Stream one answer and note when its tokens came."""
     timing = Timing()
@@ -88,28 +74,12 @@ def measure(client: Any, prompt: Any, show: Callable[[Delta], None], **sampling:
     return timing
 
 
-def agreement(reference: Sequence[Timing], other: Sequence[Timing]) -> Agreement:
-    """Compare answers pair by pair."""
-    compared = ties = differing = 0
-    for a, b in zip(reference, other, strict=True):
-        place = first_difference(a.tokens, b.tokens)
-        compared += len(a.tokens) if place is None else place
-        if place is None:
-            continue
-        margin = a.margins[place] if place < len(a.margins) else float("inf")
-        if margin < NEAR_TIE:
-            ties += 1
-        else:
-            differing += 1
-    return Agreement(compared, ties, differing)
-
-
-def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
-    """Index of the first token that differs, a missing one included; None when equal."""
-    for i, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return i
-    return None if len(a) == len(b) else min(len(a), len(b))
+def compare(reference: Sequence[Timing], other: Sequence[Timing]) -> Comparison:
+    """Token for token, near-ties counted; see actors.comparison."""
+    found = Comparison()
+    for number, (a, b) in enumerate(zip(reference, other, strict=True), 1):
+        found.add(f"answer {number}", Reference(a.tokens, a.margins), b.tokens)
+    return found
 
 
 def quantile(values: Sequence[float], q: float) -> float:

@@ -11,11 +11,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from actors.comparison import Comparison
 from actors.errors import ConfigError
 from actors.messages import Delta
 from cluster.config import DeploymentConfig, load_config
 from deployments.client import Client, connect
-from deployments.comparison import Agreement, Summary, Timing, agreement, measure
+from deployments.comparison import Summary, Timing, compare, measure
 from deployments.explain import Explainer
 from deployments.local import application, check_port, free_port, ray_cluster
 
@@ -80,11 +81,13 @@ def _compare(console: Console, client: Client, config: DeploymentConfig) -> bool
         console.print()
     sampled_plain = [_answer(client, prompt, False, **SAMPLED) for prompt in PROMPTS[:2]]
     sampled_fast = [_answer(client, prompt, True, **SAMPLED) for prompt in PROMPTS[:2]]
-    greedy = agreement(plain.answers, fast.answers)
-    sampled = agreement(sampled_plain, sampled_fast)
+    greedy = compare(plain.answers, fast.answers)
+    sampled = compare(sampled_plain, sampled_fast)
     console.print(_table(plain, fast, greedy, sampled))
     console.print(_conditions(config), style="dim")
-    return greedy.differing + sampled.differing == 0
+    for difference in greedy.different + sampled.different:
+        console.print(difference, style="red")
+    return greedy.same and sampled.same
 
 
 def _answer(
@@ -105,7 +108,7 @@ def _hide(delta: Delta) -> None:
     pass
 
 
-def _table(plain: Summary, fast: Summary, greedy: Agreement, sampled: Agreement) -> Table:
+def _table(plain: Summary, fast: Summary, greedy: Comparison, sampled: Comparison) -> Table:
     table = Table("", "plain decoding", "speculation", title="Plain decoding and speculation on this machine")
     both = (plain, fast)
     table.add_row("time to first token (median)", *[f"{it.first_token_s * 1e3:.0f} ms" for it in both])
@@ -119,10 +122,9 @@ def _table(plain: Summary, fast: Summary, greedy: Agreement, sampled: Agreement)
     return table
 
 
-def _identical(found: Agreement) -> str:
-    answer = "no" if found.differing else "yes"
+def _identical(found: Comparison) -> str:
     ties = f", {found.ties} answers part at a near-tie" if found.ties else ""
-    return f"{answer} ({found.compared} compared{ties})"
+    return f"{'yes' if found.same else 'no'} ({found.tokens} compared{ties})"
 
 
 def _conditions(config: DeploymentConfig) -> str:
