@@ -36,6 +36,8 @@ def load_model(
 ) -> CausalLM:
     """Load a model for the transformers engine, fetching it where needed.
 
+    dtype: on a CPU, `bfloat16` is the type of the weights alone, where torch has kernels for it; sums, norms and the
+        cache are float32, which is faster and more accurate there than bfloat16 throughout.
     layers: keep the first so many only, with the model's own norm and head (an early exit as a draft).
     draft_layers: for the demo draft, a file of layers to use in place of the packaged ones.
     Raises ModelNotFoundError, or ConfigError when the model is of a kind that the engine cannot run.
@@ -44,19 +46,30 @@ def load_model(
 
     from actors.engines.causal_lm import CausalLM
 
+    device = device or default_device()
     kind: torch.dtype = getattr(torch, dtype)
+    packed = torch.float32
+    if device == "cpu" and dtype == "bfloat16" and _packs_bfloat16():
+        kind, packed = torch.float32, torch.bfloat16
     is_demo_draft = reference == models.DEMO_DRAFT
     if is_demo_draft and layers is None:
         layers = _DEMO_DRAFT_LAYERS
     module = load_module(reference, kind, layers)
     vocabulary = _adopt_demo_draft(module, kind, draft_layers) if is_demo_draft else _own_vocabulary(reference)
     return CausalLM(
-        module.to(device or default_device()),
+        module.to(device),
         name=reference,
         eos=end_ids(module),
         fingerprint=models.vocabulary_fingerprint(models.load_tokenizer(reference)),
         vocabulary=vocabulary,
+        packed=packed,
     )
+
+
+def _packs_bfloat16() -> bool:
+    import torch
+
+    return hasattr(torch.ops.mkldnn, "_linear_pointwise") and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def load_module(reference: str, dtype: torch.dtype, layers: int | None = None) -> Any:

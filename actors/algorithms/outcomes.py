@@ -268,7 +268,8 @@ class Forest:
         """Record a draft step's answers. Returns what to send, by sequence.
 
         Answers may go past what was asked, as a chain below it, each node after its parent. Answers to nodes that a
-        commit has freed meanwhile are dropped; nodes without an answer are handed out again.
+        commit has freed meanwhile are dropped; nodes without an answer are handed out again. An answer without tokens
+        says that nothing can be proposed there: the node is not asked for again before a commit.
         """
         grown: dict[str, list[Expansion]] = {}
         for answer in answers:
@@ -276,6 +277,9 @@ class Forest:
             if place is None:
                 continue
             tree, node = place
+            if not answer.tokens:  # nothing follows; the same prefix would get the same answer again
+                self._asked.pop((answer.sequence, answer.path), None)
+                continue
             expansion = tree.expand(node, answer)
             if expansion is not None:
                 grown.setdefault(answer.sequence, []).append(expansion)

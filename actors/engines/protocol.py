@@ -119,7 +119,8 @@ class DraftModel(Protocol):
     def expand(self, requests: Sequence[Expand]) -> list[Ranked]:
         """Rank the children of all requested nodes in one batch, prefilling what is not cached yet.
 
-        A sequence whose prefill is not finished within this step (it is chunked) is left out of the answer.
+        A sequence whose prefill is not finished within this step (it is chunked) is left out of the answer. A node
+        after which nothing can be proposed gets an answer without tokens, and is not asked for again.
         """
 
     def advance(self, sequence: str, tokens: Sequence[int]) -> None:

@@ -109,6 +109,8 @@ class _Plan:
 
     rows: list[SlotRow] = field(default_factory=list)
     answers: list[tuple[int, Expand, _Session]] = field(default_factory=list)
+    ended: list[Expand] = field(default_factory=list)
+    """Requests past the end of the context."""
     length: int = 0
     budget: int = 0
     """Committed tokens that may still be prefilled in this pass."""
@@ -178,8 +180,8 @@ class TransformersDraft:
     def expand(self, requests: Sequence[Expand]) -> list[Ranked]:
         """Rank the children of all requested nodes in one pass.
 
-        Left out are sequences whose prefill is not finished within this pass, and nodes past the end of the context
-        or for which there is no scratch left.
+        Left out are sequences whose prefill is not finished within this pass, and nodes for which there is no scratch
+        left. At the end of the context nothing can follow.
         """
         self._step += 1
         plan = _Plan(budget=self._settings.prefill_chunk)
@@ -190,11 +192,12 @@ class TransformersDraft:
         # Short tails first: a long prompt takes what is left of the chunk and does not hold up the others.
         for name, session in sorted(zip(asked, sessions, strict=True), key=lambda s: len(s[1].tokens) - s[1].cached):
             self._plan(plan, session, asked[name])
+        ended = [Ranked(request.sequence, request.path, (), ()) for request in plan.ended]
         if not plan.rows:
-            return []
+            return ended
         logits = self._model.run(self._cache, plan.rows, [index for index, _, _ in plan.answers])  # [answers, V']
         if not plan.answers:
-            return []
+            return ended
         ranked = rank_children(
             logits,
             [self._draft_row(session, request.path) for _, request, session in plan.answers],
@@ -203,11 +206,12 @@ class TransformersDraft:
             rule=self._settings.rule,
             vocabulary=self._model.vocabulary,
         )
-        return [_ranked(request, row) for (_, request, _), row in zip(plan.answers, ranked, strict=True)]
+        return ended + [_ranked(request, row) for (_, request, _), row in zip(plan.answers, ranked, strict=True)]
 
     def _plan(self, plan: _Plan, session: _Session, requests: list[Expand]) -> None:
         length = len(session.tokens)
         if length > self._settings.context:
+            plan.ended.extend(requests)
             return
         root = [request for request in requests if not request.path]
         # Logits are not kept, so a root that is cached already costs its last token once more.
@@ -229,6 +233,7 @@ class TransformersDraft:
         paths: list[list[int]] = []
         for request in requests:
             if length + len(request.path) > self._settings.context:
+                plan.ended.append(request)
                 continue
             nodes, missing = session.find(request.path)
             for node in nodes:

@@ -1,6 +1,6 @@
 """How often the demo draft's most likely token is the target's, on prompts that it was not trained on.
 
-python -m cluster.demo_draft [--prompts N] [--tokens N] [--layers FILE]
+python -m cluster.demo_draft [--prompts N] [--tokens N] [--dtype TYPE] [--layers FILE]
 """
 
 from __future__ import annotations
@@ -52,11 +52,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Greedy agreement of the demo draft with the demo target.")
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the draft's weights")
     parser.add_argument("--layers", type=Path, help="draft layers to use in place of the packaged ones (safetensors)")
     options = parser.parse_args()
     tokenizer = models.load_tokenizer(models.DEMO_TARGET)
     target = weights.load_model(models.DEMO_TARGET)
-    draft = weights.load_model(models.DEMO_DRAFT, draft_layers=options.layers)
+    draft = weights.load_model(models.DEMO_DRAFT, dtype=options.dtype, draft_layers=options.layers)
     found: list[bool] = []
     for question in json.loads(HELD_PROMPTS.read_text(encoding="utf-8"))[: options.prompts]:
         text = tokenizer.apply_chat_template(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from small_llamas import opening
 
+from actors.algorithms.outcomes import Forest
 from actors.engines.prompt_lookup import LookupSettings, PromptLookupDraft
 from actors.engines.protocol import Expand
 from actors.errors import OverloadedError
-from actors.messages import Support
+from actors.messages import Support, prefix_key
 from actors.settings import DraftSettings, TreeSettings
 
 
@@ -55,6 +56,19 @@ def test_alternatives_are_other_continuations() -> None:
 def test_nothing_to_say() -> None:
     answers = draft("abcdef").expand([Expand("s", ())])
     assert [(answer.path, answer.tokens) for answer in answers] == [((), ())]
+
+
+def test_a_draft_with_nothing_to_say_is_asked_again_after_a_commit_only() -> None:
+    model, forest = draft("abcdef."), Forest(TreeSettings(depth=4))
+    forest.open("s", prefix_key(ids("abcdef.")), 7)
+    asked = forest.frontier(8)
+    assert [request.path for request in asked] == [()]
+    assert forest.grow(model.expand(asked)) == {}
+    assert forest.frontier(8) == []
+    forest.commit("s", 7, ids("ab"))
+    model.advance("s", ids("ab"))
+    grown = forest.grow(model.expand(forest.frontier(8)))
+    assert [chr(expansion.tokens[0]) for expansion in grown["s"]] == ["c", "d", "e", "f"]
 
 
 def test_the_answer_itself_is_searched() -> None:

@@ -200,13 +200,16 @@ def test_slots_are_given_back() -> None:
 
 
 def test_the_end_of_the_context_is_the_end_of_drafting() -> None:
+    def nothing(path: tuple[int, ...]) -> Ranked:
+        return Ranked("s", path, (), ())
+
     draft = TransformersDraft(causal_lm(), settings(context=8))
     request = opening("s", some_tokens(7, 1))
     draft.open(request)
     same(draft.expand([Expand("s", ())]), [expected(request, (), ())])
-    same(draft.expand([Expand("s", (5,)), Expand("s", (5, 6))]), [expected(request, (), (5,))])
+    same(draft.expand([Expand("s", (5,)), Expand("s", (5, 6))]), [expected(request, (), (5,)), nothing((5, 6))])
     draft.advance("s", (5, 6))
-    assert draft.expand([Expand("s", ())]) == []
+    assert draft.expand([Expand("s", ())]) == [nothing(())]
     with pytest.raises(PromptTooLongError):
         draft.open(opening("t", some_tokens(9, 1)))
     with pytest.raises(PromptError):
