@@ -40,12 +40,16 @@ class PassAccounts:
         }
         for part, seconds in parts.items():
             recorder.add(telemetry.PASS_PART_SECONDS, seconds, part=part)
-        recorder.set(telemetry.QUEUE, scheduler.queued, tier="target")
-        recorder.set(telemetry.ACTIVE, scheduler.active, tier="target")
-        recorder.set(telemetry.KV_USED, scheduler.cached_positions)
+        self.occupied(scheduler)
         for seconds in report.queue_seconds:
             recorder.observe(telemetry.QUEUE_SECONDS, seconds)
         self._decisions(report)
+
+    def occupied(self, scheduler: Scheduler) -> None:
+        """Book what is held now: also when sequences end between passes, which may be the last ones for long."""
+        self._recorder.set(telemetry.QUEUE, scheduler.queued, tier="target")
+        self._recorder.set(telemetry.ACTIVE, scheduler.active, tier="target")
+        self._recorder.set(telemetry.KV_USED, scheduler.cached_positions)
 
     def load(self, scheduler: Scheduler) -> dict[str, float]:
         """What the autoscaling policy of this tier goes by (cluster.autoscaling.TargetLoad)."""
@@ -95,6 +99,10 @@ class StepAccounts:
         self._recorder = recorder
         recorder.set(telemetry.SLOTS, slots)
 
+    def occupied(self, sequences: int) -> None:
+        """Book the sequences that are followed now."""
+        self._recorder.set(telemetry.ACTIVE, sequences, tier="draft")
+
     def step_done(self, *, seconds: float, drafted: int, sequences: int) -> None:
         """Book one step that sent `drafted` tokens."""
         recorder = self._recorder
@@ -102,4 +110,4 @@ class StepAccounts:
         recorder.observe(telemetry.DRAFT_STEP_SECONDS, seconds)
         recorder.add(telemetry.BUSY_SECONDS, seconds)
         recorder.add(telemetry.DRAFTED, drafted)
-        recorder.set(telemetry.ACTIVE, sequences, tier="draft")
+        self.occupied(sequences)

@@ -60,6 +60,7 @@ class DraftActor(Replica[DraftMessage, OfferBatch]):
                     self._open(link, message)
                 case Cancel():
                     self._close(message.sequences)
+                    self._accounts.occupied(len(self._owners))
 
     def _open(self, link: str, opening: Opening) -> None:
         name = opening.sequence
@@ -101,6 +102,7 @@ class DraftActor(Replica[DraftMessage, OfferBatch]):
 
     def _drop_link(self, link: str) -> None:
         self._close([name for name, owner in self._owners.items() if owner == link])
+        self._accounts.occupied(len(self._owners))
 
     # -- steps ---------------------------------------------------------------------------------------------------
 

@@ -64,6 +64,7 @@ class TargetActor(Replica[TargetMessage, VerdictBatch]):
                     self._passes.open(link, message)
                 case Cancel():
                     self._passes.cancel(message.sequences)
+                    self._accounts.occupied(self._passes)
 
     def _pause(self) -> float | None:
         if not self._passes.busy:
@@ -89,6 +90,7 @@ class TargetActor(Replica[TargetMessage, VerdictBatch]):
 
     def _drop_link(self, link: str) -> None:
         self._passes.cancel_owner(link)
+        self._accounts.occupied(self._passes)
 
     def _busy(self) -> bool:
         return self._scheduler is not None and self._scheduler.busy

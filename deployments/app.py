@@ -13,7 +13,9 @@ from ray.serve import Application
 
 from cluster import factory
 from cluster.config import Autoscaling, DeploymentConfig, DraftTier, TargetTier, load_config
+from cluster.recorder import RayRecorder
 from deployments.ingress import http_app
+from deployments.meter import MeterMiddleware
 from deployments.orchestration import OrchestratorReplica, RemoteService
 from deployments.service import Served
 from deployments.tiers import TierName, TierReplica, bundles
@@ -32,7 +34,16 @@ class IngressReplica:
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         facts = await asyncio.to_thread(factory.text_facts, self._config)
-        return http_app(self._service, facts.codec, _served(self._config, facts.context), stamp_ids=False)
+        app = http_app(self._service, facts.codec, _served(self._config, facts.context), stamp_ids=False)
+        context = serve.get_replica_context()
+        common = {
+            "application": context.app_name,
+            "tier": "ingress",
+            "model": self._config.model_id,
+            "replica": context.replica_id.unique_id,
+        }
+        app.add_middleware(MeterMiddleware, recorder=RayRecorder(common))
+        return app
 
 
 def build(args: dict[str, Any]) -> Application:

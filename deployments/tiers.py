@@ -10,6 +10,7 @@ import functools
 import logging
 from typing import Any, Literal
 
+from actors import telemetry
 from actors.draft import DraftActor
 from actors.engines.protocol import ModelCard
 from actors.settings import DraftSettings, TargetSettings
@@ -60,6 +61,8 @@ class TierReplica:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
         name = f"{self._name}.{self._restarts}"
         common = {"application": self._application, "tier": self._tier, "model": config.model_id, "replica": name}
+        self._recorder = RayRecorder(common)
+        self._recorder.set(telemetry.GPUS, sum(bundle.get("GPU", 0.0) for bundle in bundles(config, self._tier)))
         return (
             ray.remote(concurrency_groups={"health": 2})(actor)
             .options(name=name, namespace=NAMESPACE, max_concurrency=1000, **options)
