@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.algorithms import sampling
-from actors.algorithms.noise import NoiseSource, Stream, row_key
+from actors.algorithms.noise import NoiseSource, Stream, gumbel_of, row_key
 from actors.messages import Support
 from actors.settings import Rule, SamplingSettings
 
@@ -64,7 +66,7 @@ def rank_children(
 
     Coupled and typical: the best of log q + g with the target's own noise, or of log q when greedy; the confidence is
     the softmax of those scores. Rejection and block: one draw from q, restricted to its `support` best ids and
-    renormalised *before* the draw, then the other ids by q; the confidence is q.
+    renormalised *before* the draw, then the other ids by q. Their confidences are those of `expected_confidences`.
     """
     if len(rows) != logits.shape[0]:
         raise ValueError(f"{len(rows)} rows of logits are needed, not {logits.shape[0]}")
@@ -76,6 +78,22 @@ def rank_children(
         ranker.shared(scores[n], row) if shared or row.sampling.greedy else ranker.drawn(scores[n], row)
         for n, row in enumerate(rows)
     ]
+
+
+def expected_confidences(q: Sequence[float], count: int) -> list[float]:
+    """What q the drawn child and its alternatives have on average over the draw; `q` is sorted, highest first.
+
+    Confidences decide how much of a path is verified. Under the probabilistic rules that may depend on q as a
+    distribution, but not on which token was drawn from it: to leave out a token because that very token looks
+    unlikely would bias the output. So no confidence of a node depends on its draw, not even by way of a sum.
+    """
+    expected = [sum(p * p for p in q)]
+    drawn_before = 0.0
+    for j in range(count - 1):
+        # Alternative j is the j-th best id, or the one after it if the draw took an id up to the j-th.
+        drawn_before += q[j]
+        expected.append(q[j] * (1 - drawn_before) + q[j + 1] * drawn_before)
+    return expected
 
 
 class _Ranker:
@@ -101,7 +119,7 @@ class _Ranker:
             scores = scores - noise.negated([key])[0]
         best, places = scores.topk(min(self._branching, len(scores)))
         confidences = (best - scores.logsumexp(-1)).exp().tolist()
-        return self._ranked(places if columns is None else columns[places], confidences, None)
+        return self._ranked(places if columns is None else columns[places], confidences)
 
     def drawn(self, row: Tensor, ask: DraftRow) -> RankedRow:
         """Rejection and block: one draw from the very q that is sent along."""
@@ -109,21 +127,27 @@ class _Ranker:
         best, places = scores.topk(min(self._support, len(scores)))
         columns = places if kept is None else kept[places]
         sound = best > -torch.inf
-        best, columns = best[sound], columns[sound]
-        if not len(best):  # a row of NaN, or one that settings leave empty, proposes nothing
+        scores_of_kept: NDArray[np.float64] = best[sound].double().cpu().numpy()
+        if not len(scores_of_kept):  # a row of NaN, or one that settings leave empty, proposes nothing
             return RankedRow((), ())
-        q = best.double().softmax(-1)
-        noise = NoiseSource(self._ids[columns], torch.float64)
-        draws = q.log() - noise.negated([row_key(ask.seed, ask.position, Stream.DRAFT, ask.prefix)])[0]
+        ids: NDArray[np.int64] = self._ids[columns[sound]].cpu().numpy()
+        weights = np.exp(scores_of_kept - scores_of_kept[0])
+        q = weights / weights.sum()
+        with np.errstate(divide="ignore"):
+            draws = np.log(q) + gumbel_of(row_key(ask.seed, ask.position, Stream.DRAFT, ask.prefix), ids)
         first = int(draws.argmax())
         order = [first, *(n for n in range(min(self._branching, len(q))) if n != first)][: self._branching]
-        support = Support(tuple(self._ids[columns].tolist()), tuple(q.tolist()))
-        return self._ranked(columns[order], q[order].tolist(), support)
+        probabilities = q.tolist()
+        return RankedRow(
+            tuple(ids[order].tolist()),
+            tuple(expected_confidences(probabilities, len(order))),
+            Support(tuple(ids.tolist()), tuple(probabilities)),
+        )
 
-    def _ranked(self, columns: Tensor, confidences: list[float], support: Support | None) -> RankedRow:
+    def _ranked(self, columns: Tensor, confidences: list[float]) -> RankedRow:
         sound = [n for n, confidence in enumerate(confidences) if confidence > 0]  # no NaN, nothing masked
         tokens = self._ids[columns].tolist()
-        return RankedRow(tuple(tokens[n] for n in sound), tuple(confidences[n] for n in sound), support)
+        return RankedRow(tuple(tokens[n] for n in sound), tuple(confidences[n] for n in sound))
 
     def _shaped(self, row: Tensor, ask: DraftRow) -> tuple[Tensor, Tensor | None]:
         """Scores, not normalised, -inf where settings forbid; and their columns, where filters leave only some."""

@@ -30,6 +30,8 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLIER_1 = 0xBF58476D1CE4E5B9
 _MULTIPLIER_2 = 0x94D049BB133111EB
+_TOKEN_OFFSET = 0x3C6EF372
+_TOKEN_ROUNDS = ((0x21F0AAAD, 16), (0x735A2D97, 15))
 _ROW_ROUNDS = ((16, 0x7FEB352D), (15, 0x2C1B3C6D))
 _STEP = 2.0**-32
 _SMALLEST = 2.0**-33
@@ -70,7 +72,10 @@ def words(keys: Sequence[int], tokens: Tensor) -> Tensor:
 
 def gumbel_of(key: int, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
     """g [M] of one row at a few tokens, in double precision and without torch, whose calls cost more than the work."""
-    token_words = mix_tokens(torch.from_numpy(tokens)).numpy().view(np.uint32)
+    token_words = tokens.astype(np.uint32) + np.uint32(_TOKEN_OFFSET)
+    for multiplier, shift in _TOKEN_ROUNDS:
+        token_words = (token_words ^ token_words >> np.uint32(shift)) * np.uint32(multiplier)
+    token_words ^= token_words >> np.uint32(15)
     row = np.empty_like(token_words)
     _fill_row(key, token_words, row, np.empty_like(row))
     return gumbel_of_words(row)
@@ -159,8 +164,8 @@ def _words_of_ids(size: int, device: torch.device | None) -> Tensor:
 
 def mix_tokens(tokens: Tensor) -> Tensor:
     """A bijection of 32-bit words (two rounds of xor-shift and multiply), so that neighbouring ids share nothing."""
-    word = tokens.to(torch.int32) + 0x3C6EF372
-    for multiplier, shift in ((0x21F0AAAD, 16), (0x735A2D97, 15)):
+    word = tokens.to(torch.int32) + _TOKEN_OFFSET
+    for multiplier, shift in _TOKEN_ROUNDS:
         word = (word ^ _shifted(word, shift)) * multiplier
     return word ^ _shifted(word, 15)
 

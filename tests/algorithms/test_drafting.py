@@ -76,11 +76,21 @@ def test_alternatives_follow_the_drawn_child_by_q(rule: Rule) -> None:
     for prefix in range(40):
         (ranked,) = rank(logits, rule, branching=4, prefix=prefix)
         assert ranked.support is not None
-        q = dict(zip(ranked.support.tokens, ranked.support.probabilities, strict=True))
         assert len(set(ranked.tokens)) == 4
-        assert ranked.confidences == tuple(q[token] for token in ranked.tokens)
         others = [token for token in ranked.support.tokens if token != ranked.tokens[0]]
         assert list(ranked.tokens[1:]) == others[:3]
+
+
+def test_confidences_of_a_draw_do_not_depend_on_it() -> None:
+    """q = (.5, .3, .2): the drawn child has .25 + .09 + .04 on average, the first alternative .5 unless it was drawn,
+    else .3, the second .3 unless one of the first two was drawn, else .2."""
+    logits = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64).log().expand(50, -1)
+    rows = [DraftRow(SamplingSettings(), 5, 9, prefix=n) for n in range(50)]
+    ranked = rank_children(logits, rows, branching=3, support=3, rule="block")
+    assert {r.tokens[0] for r in ranked} == {0, 1, 2}
+    for r in ranked:
+        assert r.confidences == pytest.approx((0.38, 0.5 * 0.5 + 0.3 * 0.5, 0.3 * 0.2 + 0.2 * 0.8))
+    assert sum(ranked[0].confidences) == pytest.approx(1)
 
 
 def test_a_draw_is_repeated_for_its_prefix_and_independent_of_the_shared_noise() -> None:
