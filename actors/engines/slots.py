@@ -26,6 +26,12 @@ from actors.errors import ConfigError
 ATTENTION = "outrider_slots"
 """The name under which `slot_attention` is registered with transformers."""
 
+_CELL_STEP = 16
+_ROW_STEP = 4
+"""On a CPU, attention is given whole multiples of these, because the matrix library takes the rest of a division by
+another path, which sums in another order. With them, what a token attends to is summed in one order whatever block
+the token stands in, so its logits are the same to the last bit (given linear layers that keep this too)."""
+
 _BATCHED_LENGTH = 32
 """On an accelerator, sequences with at most this many tokens in the pass attend as one padded batch."""
 
@@ -61,7 +67,7 @@ class HeadShape:
 
 
 class SlotCache:
-    """Keys [slots, heads, scratch + context, key_size] and values, per layer; allocated once."""
+    """Keys [slots, heads, scratch + context + a few, key_size] and values, per layer; allocated once."""
 
     def __init__(
         self,
@@ -74,7 +80,8 @@ class SlotCache:
         device: torch.device | str = "cpu",
     ) -> None:
         self.slots, self.context, self.scratch = slots, context, scratch
-        cells = scratch + context
+        self._written = [0] * slots
+        cells = scratch + context + _CELL_STEP  # so that any range of cells in use may be rounded up
         self.keys = [torch.zeros(slots, s.heads, cells, s.key_size, dtype=dtype, device=device) for s in shapes]
         self.values = [torch.zeros(slots, s.heads, cells, s.value_size, dtype=dtype, device=device) for s in shapes]
 
@@ -83,9 +90,20 @@ class SlotCache:
         """Memory held, whatever is in use."""
         return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
 
+    def claim(self, slot: int, end: int, seen: int) -> None:
+        """A pass writes cells of `slot` below `end`, and reads those below `seen`, masked out from `end` on.
+
+        What an earlier pass left there is blanked: a mask hides numbers, but not infinities.
+        """
+        if end < seen and end < self._written[slot]:
+            for layer in (*self.keys, *self.values):
+                layer[slot, :, end:seen] = 0
+        self._written[slot] = max(self._written[slot], end)
+
     def adopt(self, slot: int, cells: Sequence[int], position: int) -> None:
         """Copy the tree nodes in scratch `cells`, a path from the root, into the prefix from `position` on."""
         start = self.scratch + position
+        self.claim(slot, start + len(cells), start + len(cells))
         source = torch.tensor(cells, device=self.keys[0].device)
         for layer in (*self.keys, *self.values):
             layer[slot, :, start : start + len(cells)] = layer[slot].index_select(1, source)
@@ -96,6 +114,7 @@ class _Group:
     """One slot's share of a layout: tokens [first, last) of the pass, which see some of the cells [low, high).
 
     hidden: bool [tokens, cells], True where a token may not look; None if it sees all.
+    unused: cells from here to `high` belong to nobody.
     """
 
     slot: int
@@ -103,17 +122,28 @@ class _Group:
     last: int
     low: int
     high: int
+    unused: int
     hidden: Tensor | None
     masks: dict[int, Tensor] = field(default_factory=dict)
 
     def mask(self, fold: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-        """Additive, [1, 1, fold * tokens, cells]; `fold` query heads share a key head and are laid end to end."""
+        """Additive, [1, 1, fold * tokens, cells]; `fold` query heads share a key head and are laid end to end.
+
+        On a CPU there are as many rows more as `fill` says, which see everything.
+        """
         if self.hidden is None:
             return None
         if fold not in self.masks:
             additive = torch.zeros(self.hidden.shape, dtype=dtype).masked_fill_(self.hidden, -torch.inf)
-            self.masks[fold] = additive.repeat(fold, 1)[None, None].to(device)
+            folded = additive.repeat(fold, 1)
+            if device.type == "cpu":
+                folded = functional.pad(folded, (0, 0, 0, self.fill(fold)))
+            self.masks[fold] = folded[None, None].to(device)
         return self.masks[fold]
+
+    def fill(self, fold: int) -> int:
+        """Rows that are missing to the next whole step."""
+        return -fold * (self.last - self.first) % _ROW_STEP
 
 
 class Layout:
@@ -121,8 +151,10 @@ class Layout:
 
     def __init__(self, cache: SlotCache, rows: Sequence[SlotRow]) -> None:
         self.cache = cache
-        self._groups = list(_grouped(rows, cache.scratch))
         device = cache.keys[0].device
+        self._groups = list(_grouped(rows, cache.scratch, _CELL_STEP if device.type == "cpu" else 1))
+        for group in self._groups:
+            cache.claim(group.slot, group.unused, group.high)
         positions = [position for row in rows for position in row.positions()]
         cells = [cell for row in rows for cell in _cells(row, cache.scratch)]
         slots = [row.slot for row in rows for _ in row.tokens]
@@ -158,6 +190,9 @@ class Layout:
                 continue
             n = group.last - group.first
             folded = query[:, :, group.first : group.last].reshape(1, shared, fold * n, -1)
+            fill = group.fill(fold) if query.device.type == "cpu" else 0
+            if fill:
+                folded = functional.pad(folded, (0, 0, 0, fill))
             seen = slice(group.low, group.high)
             mixed = functional.scaled_dot_product_attention(
                 folded,
@@ -166,7 +201,7 @@ class Layout:
                 attn_mask=group.mask(fold, query.dtype, query.device),
                 scale=scaling,
             )
-            out[group.first : group.last] = mixed.view(heads, n, -1).transpose(0, 1)
+            out[group.first : group.last] = mixed[:, :, : fold * n].reshape(heads, n, -1).transpose(0, 1)
         return out[None]
 
 
@@ -268,15 +303,17 @@ def _cells(row: SlotRow, scratch: int) -> list[int]:
     return [scratch + position for position in row.positions()]
 
 
-def _grouped(rows: Sequence[SlotRow], scratch: int) -> Iterator[_Group]:
+def _grouped(rows: Sequence[SlotRow], scratch: int, step: int) -> Iterator[_Group]:
     first = 0
     for slot, share in groupby(rows, key=lambda row: row.slot):
         mine = list(share)
         last = first + sum(len(row.tokens) for row in mine)
         low = min((min(path) for row in mine for path in row.paths), default=scratch)
         high = scratch + max(row.start if row.paths else row.start + len(row.tokens) for row in mine)
-        hidden = None if last - first == 1 and not mine[0].paths else _hidden(mine, scratch, low, high)
-        yield _Group(slot, first, last, low, high, hidden)
+        unused = high
+        high += (low - high) % step
+        sees_all = last - first == 1 and not mine[0].paths and unused == high
+        yield _Group(slot, first, last, low, high, unused, None if sees_all else _hidden(mine, scratch, low, high))
         first = last
 
 
