@@ -1,31 +1,40 @@
 # Every target works from a clean clone with Python 3.11-3.13 and make.
-PYTHON ?= python3
+FITS   := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c '$(FITS)' 2>/dev/null && echo $$p && break; done)
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: test lint types demo bench clean
+.PHONY: help test slow lint types demo bench clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Outrider needs Python 3.11, 3.12 or 3.13; say which with PYTHON=..." >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-test: $(STAMP) lint types  ## the whole test suite
+test: $(STAMP) lint types  ## lint, types and the whole test suite
 	$(BIN)/pytest
 
-lint: $(STAMP)
+slow: $(STAMP)  ## the long proofs
+	$(BIN)/pytest -m slow --timeout 3600
+
+lint: $(STAMP)  ## ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(STAMP)
+types: $(STAMP)  ## strict mypy
 	$(BIN)/mypy
 
-demo: $(STAMP)  ## a real model, served by two tiers, compared with plain decoding
+demo: $(STAMP)  ## a real model behind two tiers, compared with plain decoding (ARGS=--once stops after the table)
 	$(BIN)/outrider demo $(ARGS)
 
-bench: $(STAMP)
+bench: $(STAMP)  ## ways of decoding side by side (ARGS="--help" lists them)
 	$(BIN)/outrider bench $(ARGS)
 
-clean:
+clean:  ## remove the virtual environment
 	rm -rf $(VENV)

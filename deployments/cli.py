@@ -53,7 +53,7 @@ def serve(
 ) -> None:
     """Serve a configuration until interrupted."""
     from deployments.local import application as running
-    from deployments.local import check_port, ray_cluster
+    from deployments.local import check_port, ray_cluster, wait_for_interrupt
 
     loaded = _load(config)
     changes = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
@@ -63,7 +63,7 @@ def serve(
         _prepare(loaded)
     with _interruptible(), ray_cluster(address), running(loaded, _say) as url:
         _say(f"Serving {loaded.model_id} at {url}/v1 (Ctrl-C stops it)")
-        _wait()
+        wait_for_interrupt()
 
 
 @app.command()
@@ -264,10 +264,6 @@ def _interruptible() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, former)
-
-
-def _wait() -> None:
-    signal.pause()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from cluster.config import DeploymentConfig, load_config
 from deployments.client import Client, connect
 from deployments.comparison import Summary, Timing, compare, measure
 from deployments.explain import Explainer
-from deployments.local import application, check_port, free_port, ray_cluster
+from deployments.local import application, check_port, free_port, ray_cluster, wait_for_interrupt
 
 CONFIG = Path(__file__).with_name("demo.yaml")
 PROMPTS = (
@@ -47,7 +46,7 @@ def run(once: bool = False, port: int | None = None) -> int:
         _show_use(console, config, url)
         if not once:
             console.print("Serving until Ctrl-C.")
-            signal.pause()
+            wait_for_interrupt()
     return 0 if exact else 1
 
 

@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -96,6 +97,12 @@ def application(config: DeploymentConfig, report: Report = lambda _: None) -> It
     finally:
         with contextlib.suppress(Exception):  # the cluster may be gone already
             serve.delete(config.name)
+
+
+def wait_for_interrupt() -> None:
+    """Returns at Ctrl-C: the way in which serving is meant to end."""
+    with contextlib.suppress(KeyboardInterrupt):
+        threading.Event().wait()
 
 
 def _await_ready(config: DeploymentConfig, url: str, limit_s: float = 60.0) -> None:

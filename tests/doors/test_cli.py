@@ -1,0 +1,118 @@
+"""The command line without a server: help that costs nothing, and one line with exit code 2 for what is wrong."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster.config import load_config
+from deployments import cli
+from deployments.comparison import Summary, Timing, compare, quantile
+
+
+def outrider(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(list(arguments))
+    told = capsys.readouterr()
+    return int(ended.value.code or 0), told.out, told.err
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import sys\nfrom deployments import cli\n"
+        "try:\n    cli.main(['--help'])\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'ray', 'transformers', 'vllm', 'fastapi'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    for command in ("serve", "demo", "generate", "chat", "status", "bench", "models", "config"):
+        assert command in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "No such file"),
+        ("a: [", "is not YAML"),
+        ("targett: {}", "targett"),
+        ("target: {replicas: -1}", "target.replicas"),
+        ("orchestrator: {settings: {request_timeout_s: -5}}", "request_timeout_s"),
+        ("target: {engine: emulated}", "emulated"),
+    ],
+)
+def test_bad_configurations_are_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str | None, told: str
+) -> None:
+    path = tmp_path / "config.yaml"
+    if text is not None:
+        path.write_text(text)
+    for command in (["config", "check", str(path)], ["serve", str(path)]):
+        code, out, err = outrider(capsys, *command)
+        assert (code, out) == (2, "")
+        assert told in err
+        assert len(err.splitlines()) == 1
+
+
+def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for command in (["serve", "demo", "--port", port], ["demo", "--port", port]):
+            code, _, err = outrider(capsys, *command)
+            assert code == 2
+            assert f"port {port} is in use" in err
+            assert len(err.splitlines()) == 1
+
+
+def test_an_unknown_model_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("target: {model: ./nowhere}\ndraft: {kind: none}\ningress: {port: 1}\n")
+    code, _, err = outrider(capsys, "models", "fetch", "./nowhere")
+    assert code == 2
+    assert "./nowhere" in err
+
+
+def test_no_server_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = outrider(capsys, "status", "--url", "http://127.0.0.1:9")
+    assert code == 1
+    assert "cannot be reached" in err
+
+
+def test_config_check_prints_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = outrider(capsys, "config", "check", "demo", "--json")
+    assert code == 0
+    assert json.loads(out)["target"]["model"] == "demo:smollm2-135m"
+
+
+@pytest.mark.filterwarnings("ignore")  # of Ray's own models
+def test_the_demo_s_file_is_what_serve_deploy_takes() -> None:
+    from ray.serve.schema import ServeDeploySchema
+
+    path = Path(cli.__file__).with_name("demo.yaml")
+    schema = ServeDeploySchema.model_validate(yaml.safe_load(path.read_text()))
+    assert schema.applications[0].import_path == "deployments.app:build"
+    assert load_config(schema.applications[0].args) == load_config(path)
+    assert schema.http_options.host == load_config(path).ingress.host
+
+
+def test_comparison_figures() -> None:
+    answers = [Timing([1, 2, 3], [1.0, 1.0, 1.0], 0.5, 2.5, [1.0, 1.0]), Timing([4], [1.0], 0.1, 0.1, [])]
+    summary = Summary(answers)
+    assert summary.tokens_per_s == 4 / 2.6
+    assert summary.gap_s(0.5) == 1.0
+    assert summary.first_token_s == 0.5
+    assert quantile([3.0, 1.0, 2.0], 0.99) == 3.0
+    assert quantile([], 0.5) == 0.0
+    other = [Timing([1, 9, 9], []), Timing([4], [])]
+    assert not compare(answers, other).same
+    answers[0].margins[1] = 1e-4
+    assert compare(answers, other).same
+    assert compare(answers, other).ties == 1
