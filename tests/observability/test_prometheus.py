@@ -41,6 +41,7 @@ CONFIG = {
 SILENT = {
     "Tokens per GPU-second": "the emulated tiers hold no GPU",
     "Sequences moved": "no replica goes",
+    "Scaling decisions": "the load is too small for a change",
 }
 """Panels without data after a small healthy load on CPUs, and why."""
 
