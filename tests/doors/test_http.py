@@ -358,6 +358,16 @@ async def test_bad_bodies(client: httpx.AsyncClient, content: bytes, type_: str,
     assert (got.status_code, got.json()["error"]["code"]) == (status, code)
 
 
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize"]
+)
+async def test_bodies_of_any_json(client: httpx.AsyncClient, path: str) -> None:
+    for body in (None, 5, "x", [], {}, {"prompt": {}}, {"messages": [None]}, {"messages": [[]]}, {"tokens": "a"}):
+        got = await client.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
+        assert got.status_code == 400
+        assert set(got.json()["error"]) == {"message", "type", "param", "code"}
+
+
 async def test_unknown_model_and_path(client: httpx.AsyncClient) -> None:
     got = await client.post("/v1/chat/completions", json=chat(model="gpt-9"))
     assert (got.status_code, got.json()["error"]["code"], got.json()["error"]["param"]) == (
