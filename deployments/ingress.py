@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from fastapi import FastAPI, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from actors.errors import OutriderError, PromptError, PromptTooLongError, UnavailableError
 from actors.messages import Delta, GenerationRequest
@@ -36,6 +38,8 @@ from deployments.toolcalls import ToolCallReader
 from deployments.translate import chat_requests, check_model, completion_requests
 
 DONE = b"data: [DONE]\n\n"
+PAGE_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
+"""The page is one file and talks to its own server only."""
 B = TypeVar("B", bound=Body)
 
 
@@ -123,6 +127,10 @@ class Door:
         if any(token >= self.codec.vocabulary for token in body.tokens):
             raise PromptError(f"token ids must be below {self.codec.vocabulary}", "tokens")
         return JSONResponse({"prompt": await asyncio.to_thread(self.codec.decode, body.tokens)})
+
+    async def page(self) -> Response:
+        """GET /: the live page."""
+        return HTMLResponse(_page(), headers={"content-security-policy": PAGE_POLICY})
 
     async def health(self) -> Response:
         """GET /health: this process answers."""
@@ -215,6 +223,11 @@ def _options(body: Common, per_prompt: int) -> Options:
     )
 
 
+@functools.cache
+def _page() -> str:
+    return Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+
+
 def http_app(
     service: Service, codec: Codec, served: Served, limits: HttpLimits | None = None, stamp_ids: bool = True
 ) -> FastAPI:
@@ -240,6 +253,7 @@ def http_app(
     for prefix in ("", "/v1"):
         app.post(f"{prefix}/tokenize", openapi_extra=takes(TokenizeRequest))(door.tokenize)
         app.post(f"{prefix}/detokenize", openapi_extra=takes(DetokenizeRequest))(door.detokenize)
+    app.get("/", include_in_schema=False)(door.page)
     app.get("/health")(door.health)
     app.get("/ready")(door.ready)
     app.get("/status")(door.status)

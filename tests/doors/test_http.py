@@ -433,6 +433,10 @@ async def test_small_routes(client: httpx.AsyncClient, service: Reciter) -> None
     got = (await client.post("/v1/detokenize", json={"tokens": tokens["tokens"]})).json()
     assert got == {"prompt": "hey"}
     assert (await client.post("/detokenize", json={"tokens": [10**9]})).status_code == 400
+    page = await client.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "http://" not in page.text
+    assert "https://" not in page.text
     described = (await client.get("/openapi.json")).json()
     assert "ChatRequest" in described["components"]["schemas"]
 
