@@ -1,0 +1,135 @@
+"""The live page in headless Chromium, over a reciting service. Skipped where there is no Chromium."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from tiny import Reciter, byte_codec
+from websockets.sync.client import ClientConnection, connect
+
+from deployments.ingress import http_app
+from deployments.local import free_port
+from deployments.service import Served
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here"),
+    pytest.mark.filterwarnings("ignore:.*websockets.*:DeprecationWarning"),
+]
+
+
+class Tab:
+    """One tab, over the DevTools protocol."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket = socket
+        self._numbers = itertools.count(1)
+        self.problems: list[str] = []
+
+    def call(self, method: str, **parameters: Any) -> Any:
+        number = next(self._numbers)
+        self._socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
+        while True:
+            message = json.loads(self._socket.recv(timeout=30))
+            if message.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
+                self.problems.append(json.dumps(message["params"]))
+            if message.get("id") == number:
+                assert "error" not in message, message
+                return message["result"]
+
+    def value(self, expression: str) -> Any:
+        told = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in told, told
+        return told["result"].get("value")
+
+    def until(self, expression: str) -> None:
+        deadline = time.monotonic() + 30
+        while not self.value(expression):
+            assert time.monotonic() < deadline, f"never true: {expression}"
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[tuple[Tab, Reciter]]:
+    codec = byte_codec()
+    reciter = Reciter(codec, says="Hello wörld, <b>not bold</b> & so on.")
+    port = free_port()
+    app = http_app(reciter, codec, Served("tiny", context=512))
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", ws="none"))
+    serving = threading.Thread(target=server.run)
+    serving.start()
+    command = [
+        str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+        "--disable-background-networking", "--remote-debugging-port=0", f"--user-data-dir={tmp_path}",
+        "--window-size=420,900", "about:blank",
+    ]  # fmt: skip
+    browser = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        with connect(_first_tab(tmp_path), max_size=None) as socket:
+            tab = Tab(socket)
+            for domain in ("Page", "Runtime", "Log"):
+                tab.call(f"{domain}.enable")
+            tab.call("Page.navigate", url=f"http://127.0.0.1:{port}/")
+            tab.until("typeof model !== 'undefined' && model === 'tiny'")
+            yield tab, reciter
+    finally:
+        browser.terminate()
+        browser.wait(20)
+        server.should_exit = True
+        serving.join(20)
+
+
+def _first_tab(profile: Path) -> str:
+    import httpx
+
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            port = (profile / "DevToolsActivePort").read_text().splitlines()[0]
+            tabs = httpx.get(f"http://127.0.0.1:{port}/json/list").json()
+            return next(str(tab["webSocketDebuggerUrl"]) for tab in tabs if tab["type"] == "page")
+        except (OSError, IndexError, StopIteration, httpx.HTTPError):
+            time.sleep(0.1)
+    raise AssertionError("Chromium did not start")
+
+
+def test_generates_side_by_side(page: tuple[Tab, Reciter], tmp_path: Path) -> None:
+    tab, reciter = page
+    tab.value("document.getElementById('form').requestSubmit()")
+    tab.until("document.getElementById('plain-figures').textContent.includes('per pass')")
+    for name in ("fast", "plain"):
+        assert tab.value(f"document.getElementById('{name}').textContent") == reciter.says  # text, never markup
+        assert tab.value(f"document.querySelectorAll('#{name} b').length") == 0
+    assert tab.value("document.querySelectorAll('#fast .accepted').length") > 0
+    assert tab.value("document.querySelectorAll('#fast .correction').length") > 0
+    about = tab.value("document.querySelector('#fast span').title")
+    assert "accepted" in about
+    assert "probability" in about
+    assert [r.sampling.speculation for r in reciter.requests] == [True, False]
+    assert tab.value("document.documentElement.scrollWidth <= innerWidth")  # fits a phone
+    assert tab.value("[...document.querySelectorAll('input, textarea')].every((it) => it.labels.length > 0)")
+    tab.until("document.getElementById('state').textContent.includes('no replica')")
+    picture = base64.b64decode(tab.call("Page.captureScreenshot", format="png")["data"])
+    assert picture.startswith(b"\x89PNG")
+    assert len(picture) > 10_000
+    (tmp_path / "page.png").write_bytes(picture)
+    assert tab.problems == []
+
+
+def test_says_what_is_wrong(page: tuple[Tab, Reciter]) -> None:
+    tab, _ = page
+    tab.value("document.getElementById('most').removeAttribute('min')")
+    tab.value("document.getElementById('most').value = 0; document.getElementById('form').requestSubmit()")
+    tab.until("document.getElementById('detail').textContent.includes('max_tokens')")
+    assert not tab.value("document.getElementById('go').disabled")
