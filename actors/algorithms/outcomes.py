@@ -120,7 +120,9 @@ class OutcomeTree:
         node.raw = answer.confidences[:kept]
         node.chances = self._calibration.probabilities(node.raw)
         self._add_candidates(node, heapq.heappush)
-        return Expansion(node.key, self.position + len(node.path), node.tokens, tuple(node.chances), answer.support)
+        # A pass follows the first child; the alternatives matter here alone, until one of them is committed.
+        first, chance = node.tokens[:1], tuple(node.chances[:1])
+        return Expansion(node.key, self.position + len(node.path), first, chance, answer.support)
 
     def _add_candidates(self, node: _Node, add: Callable[[list[_Candidate], _Candidate], None]) -> None:
         if len(node.path) + 1 >= self._settings.depth:
@@ -320,6 +322,10 @@ class Forest:
         if fresh:
             tree.commit(fresh)
         return "advanced"
+
+    def tree(self, sequence: str) -> OutcomeTree:
+        """The tree of one sequence. Raises KeyError for an unknown one."""
+        return self._trees[sequence]
 
     def position(self, sequence: str) -> int:
         """Length of the committed prefix. Raises KeyError for an unknown sequence."""
