@@ -102,6 +102,14 @@ def command(
         raise typer.Exit(1)
 
 
+def run(arguments: list[str]) -> int:
+    """The command with `arguments`; returns its exit code."""
+    app = typer.Typer(add_completion=False)
+    app.command()(command)
+    code = app(arguments, prog_name="outrider bench", standalone_mode=False)
+    return code if isinstance(code, int) else 0
+
+
 def _starter(in_process: bool) -> Callable[[RigPlan], Awaitable[Rig]]:
     from deployments.rig import LocalRig, RayRig
 
