@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy import stats
 from toy_models import ToyModel
 
 from actors.algorithms.drafting import DraftRow, rank_children
@@ -222,3 +223,15 @@ def counts(answers: Sequence[tuple[int, ...]], vocabulary: int, length: int) -> 
     cells = np.zeros((vocabulary,) * length, dtype=np.int64)
     np.add.at(cells, tuple(np.array(answers).T), 1)
     return cells
+
+
+def fit(found: NDArray[np.int64], law: NDArray[np.float64]) -> float:
+    """p-value of the counts under the law; answers expected fewer than five times are taken together."""
+    expected = law.ravel() * found.sum()
+    order = np.argsort(expected)
+    few = np.searchsorted(np.cumsum(expected[order]), 5.0) + 1 if expected.min() < 5 else 0
+    while few < len(order) and expected[order[few]] < 5:
+        few += 1
+    groups = [order[:few], *order[few:, None]] if few else list(order[:, None])
+    pooled = [(found.ravel()[g].sum(), expected[g].sum()) for g in groups]
+    return float(stats.chisquare([f for f, _ in pooled], [e for _, e in pooled]).pvalue)
