@@ -16,6 +16,7 @@ from actors.messages import Cancel, Commit, DraftMessage, Expansion, OfferBatch,
 from actors.replica import Replica
 from actors.settings import DraftSettings
 from actors.telemetry import Recorder
+from actors.tracing import NO_TRACES, Tracer
 
 
 class DraftActor(Replica[DraftMessage, OfferBatch]):
@@ -28,7 +29,9 @@ class DraftActor(Replica[DraftMessage, OfferBatch]):
         settings: DraftSettings,
         recorder: Recorder,
         clock: Callable[[], float] = time.monotonic,
+        tracer: Tracer = NO_TRACES,
     ) -> None:
+        self._tracer = tracer
         self._make_model = make_model
         self._settings = settings
         self._recorder = recorder
@@ -71,6 +74,7 @@ class DraftActor(Replica[DraftMessage, OfferBatch]):
             self._refused[name] = link
             return
         tokens = [*opening.prompt, *opening.committed]
+        self._tracer.begin(name)
         self._owners[name] = link
         self._lengths[name] = len(tokens)
         self._forest.open(name, prefix_key(tokens), len(tokens))
@@ -96,7 +100,7 @@ class DraftActor(Replica[DraftMessage, OfferBatch]):
             self._behind.pop(name, None)
             self._refused.pop(name, None)
             if self._owners.pop(name, None) is not None:
-                del self._lengths[name]
+                self._tracer.end(name, length=self._lengths.pop(name))
                 self._forest.close(name)
                 self._model.close(name)
 

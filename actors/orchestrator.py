@@ -36,6 +36,7 @@ from actors.session import DraftConnection, Session, TargetConnection
 from actors.settings import OrchestratorSettings
 from actors.telemetry import Recorder
 from actors.tier import Directory, Tier
+from actors.tracing import NO_TRACES, Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,9 @@ class Orchestrator:
         settings: OrchestratorSettings,
         recorder: Recorder,
         clock: Callable[[], float] = time.monotonic,
+        tracer: Tracer = NO_TRACES,
     ) -> None:
+        self._tracer = tracer
         self._admission = admission
         self._settings = settings
         self._recorder = recorder
@@ -132,6 +135,7 @@ class Orchestrator:
         self._recorder.add(telemetry.PROMPT_TOKENS, session.prompt_tokens)
         started = last = self._clock()
         outcome = "cancelled"
+        self._tracer.begin(request.id)
         self._sessions[request.id] = session
         limit = request.timeout_s if request.timeout_s is not None else self._settings.request_timeout_s
         late = DeadlineError(f"the request took longer than {limit:g} s")
@@ -160,6 +164,7 @@ class Orchestrator:
             self._release(session)
             self._recorder.observe(telemetry.REQUEST_SECONDS, self._clock() - started)
             self._recorder.add(telemetry.REQUESTS, 1, outcome=outcome)
+            self._tracer.end(request.id, outcome=outcome, passes=session.passes, moves=session.moves)
 
     def _record(self, delta: Delta, started: float, last: float, first: bool) -> float:
         now = self._clock()

@@ -138,10 +138,12 @@ class Scheduler:
                 self._release(sequence)
             self._mailbox.close(name)
 
-    def cancel_owner(self, owner: str) -> None:
-        """Give back everything that one orchestrator's sequences hold."""
+    def cancel_owner(self, owner: str) -> list[str]:
+        """Give back everything that one orchestrator's sequences hold; returns which these were."""
         everything = [*self._running.values(), *self._waiting]
-        self.cancel([s.opening.sequence for s in everything if s.owner == owner])
+        names = [s.opening.sequence for s in everything if s.owner == owner]
+        self.cancel(names)
+        return names
 
     # -- the pass ------------------------------------------------------------------------------------------------
 

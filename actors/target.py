@@ -18,6 +18,7 @@ from actors.replica import Replica
 from actors.scheduler import Scheduler
 from actors.settings import TargetSettings
 from actors.telemetry import Recorder
+from actors.tracing import NO_TRACES, Tracer
 
 
 class TargetActor(Replica[TargetMessage, VerdictBatch]):
@@ -33,7 +34,9 @@ class TargetActor(Replica[TargetMessage, VerdictBatch]):
         settings: TargetSettings,
         recorder: Recorder,
         clock: Callable[[], float] = time.monotonic,
+        tracer: Tracer = NO_TRACES,
     ) -> None:
+        self._tracer = tracer
         self._make_model = make_model
         self._settings = settings
         self._recorder = recorder
@@ -61,9 +64,12 @@ class TargetActor(Replica[TargetMessage, VerdictBatch]):
                     for sequence in self._mailbox.offer(message):
                         self._controller.observe_offer(self._clock(), sequence)
                 case Opening():
+                    self._tracer.begin(message.sequence)
                     self._passes.open(link, message)
                 case Cancel():
                     self._passes.cancel(message.sequences)
+                    for name in message.sequences:
+                        self._tracer.end(name, finish="cancelled")
                     self._accounts.occupied(self._passes)
 
     def _pause(self) -> float | None:
@@ -77,6 +83,8 @@ class TargetActor(Replica[TargetMessage, VerdictBatch]):
         verdicts: dict[str, list[Verdict]] = {owner: [] for owner in report.owners}
         for ruling in report.rulings:
             verdicts[ruling.owner].append(ruling.verdict)
+            if ruling.verdict.finish is not None:
+                self._tracer.end(ruling.verdict.sequence, finish=ruling.verdict.finish)
         self._accounts.pass_done(report, self._passes)
         number = self._progress + 1
         return {
@@ -89,7 +97,8 @@ class TargetActor(Replica[TargetMessage, VerdictBatch]):
         return self._accounts.load(self._passes) if self._scheduler is not None else {}
 
     def _drop_link(self, link: str) -> None:
-        self._passes.cancel_owner(link)
+        for name in self._passes.cancel_owner(link):
+            self._tracer.end(name, finish="abandoned")
         self._accounts.occupied(self._passes)
 
     def _busy(self) -> bool:

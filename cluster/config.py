@@ -114,6 +114,16 @@ class Orchestrators(Settings):
     settings: OrchestratorSettings = OrchestratorSettings()
 
 
+class Tracing(Settings):
+    """Traces of requests through OpenTelemetry."""
+
+    endpoint: str | None = None
+    """OTLP over HTTP, for example http://collector:4318/v1/traces. None: no traces."""
+    share: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Of the requests, chosen by their ids."""
+    service: str = "outrider"
+
+
 class DeploymentConfig(Settings):
     """A whole deployment."""
 
@@ -126,6 +136,7 @@ class DeploymentConfig(Settings):
     draft: DraftTier = DraftTier()
     orchestrator: Orchestrators = Orchestrators()
     ingress: Ingress = Ingress()
+    tracing: Tracing = Tracing()
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -14,6 +14,7 @@ from ray.serve import Application
 from cluster import factory
 from cluster.config import Autoscaling, DeploymentConfig, DraftTier, TargetTier, load_config
 from cluster.recorder import RayRecorder
+from cluster.traces import tracer_for
 from deployments.ingress import http_app
 from deployments.meter import MeterMiddleware
 from deployments.orchestration import OrchestratorReplica, RemoteService
@@ -30,7 +31,8 @@ class IngressReplica:
 
     def __init__(self, raw: dict[str, Any], orchestrator: Any) -> None:
         self._config = DeploymentConfig.model_validate(raw)
-        self._service = RemoteService(orchestrator)
+        replica = serve.get_replica_context().replica_id.unique_id
+        self._service = RemoteService(orchestrator, tracer_for(self._config.tracing, "ingress", replica))
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         facts = await asyncio.to_thread(factory.text_facts, self._config)

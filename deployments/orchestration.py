@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +12,11 @@ from actors.admission import Admission
 from actors.errors import EngineError, OutriderError, UnavailableError
 from actors.messages import Delta, GenerationRequest
 from actors.orchestrator import Orchestrator
+from actors.tracing import NO_TRACES, Tracer
 from cluster import factory
 from cluster.config import DeploymentConfig
 from cluster.recorder import RayRecorder
+from cluster.traces import tracer_for
 from deployments.directory import NamedActors
 
 MOST_MOVES = 3
@@ -44,6 +47,7 @@ class OrchestratorReplica:
             admission=Admission(facts.codec, facts.vocabulary, facts.context),
             settings=config.orchestrator.settings,
             recorder=RayRecorder(common),
+            tracer=tracer_for(config.tracing, "orchestrator", common["replica"]),
         )
         await self._orchestrator.start()
 
@@ -68,12 +72,23 @@ class RemoteService:
     An answer whose orchestrator dies goes on at another one, from the tokens that were delivered.
     """
 
-    def __init__(self, handle: Any) -> None:
+    def __init__(self, handle: Any, tracer: Tracer = NO_TRACES) -> None:
         self._handle = handle
+        self._tracer = tracer
         self._generate = handle.options(stream=True).generate  # one handle for all requests: each costs a long-poll
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         """Deltas of one answer. Raises the errors of actors/errors.py."""
+        self._tracer.begin(request.id)
+        try:
+            # Closed with this generator, and not some time later: that is what cancels the request.
+            async with aclosing(self._deltas(request)) as deltas:
+                async for delta in deltas:
+                    yield delta
+        finally:
+            self._tracer.end(request.id)
+
+    async def _deltas(self, request: GenerationRequest) -> AsyncGenerator[Delta]:
         from ray.exceptions import RayActorError
 
         delivered = list(request.committed)

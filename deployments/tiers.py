@@ -18,6 +18,7 @@ from actors.target import TargetActor
 from cluster import factory
 from cluster.config import DeploymentConfig, Resources
 from cluster.recorder import RayRecorder
+from cluster.traces import tracer_for
 from deployments.directory import NAMESPACE, actor_prefix
 
 logger = logging.getLogger("ray.serve")
@@ -66,7 +67,13 @@ class TierReplica:
         return (
             ray.remote(concurrency_groups={"health": 2})(actor)
             .options(name=name, namespace=NAMESPACE, max_concurrency=1000, **options)
-            .remote(name, functools.partial(_make_model, config, self._tier), self._settings(), RayRecorder(common))
+            .remote(
+                name,
+                functools.partial(_make_model, config, self._tier),
+                self._settings(),
+                RayRecorder(common),
+                tracer=tracer_for(config.tracing, self._tier, name),
+            )
         )
 
     def _settings(self) -> TargetSettings | DraftSettings:
