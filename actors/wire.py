@@ -161,6 +161,13 @@ class WirePeer:
             writer.close()
             self._wires.pop(args[0], None)
 
+    def close(self) -> None:
+        """Hang up."""
+        for wire in self._wires.values():
+            if wire is not None:
+                wire[1].close()
+        self._wires.clear()
+
     async def _wire(self, link: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
         """The wire of `link`, made on first use. None when the link stays on Ray."""
         async with self._connecting:
