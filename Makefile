@@ -6,10 +6,10 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help test slow lint types demo bench clean
+.PHONY: help test slow lint types demo bench bench-draft clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Outrider needs Python 3.11, 3.12 or 3.13; say which with PYTHON=..." >&2; exit 2; }
@@ -35,6 +35,9 @@ demo: $(STAMP)  ## a real model behind two tiers, compared with plain decoding (
 
 bench: $(STAMP)  ## ways of decoding side by side (ARGS="--help" lists them)
 	$(BIN)/outrider bench $(ARGS)
+
+bench-draft: $(STAMP)  ## what the demo draft is worth, on prompts that it was not trained on
+	$(BIN)/python -m benchmarks.draft $(ARGS)
 
 clean:  ## remove the virtual environment
 	rm -rf $(VENV)

@@ -1,0 +1,130 @@
+"""What the committed demo draft is worth: the figures of the README, on prompts that it was not trained on.
+
+    python -m benchmarks.draft                      # about ten minutes of one core
+    python -m benchmarks.draft --prompts 8          # a rougher look
+    python -m benchmarks.draft --draft PATH         # a draft that `outrider distill` made for the demo target
+
+Greedy agreement runs along the target's greedy answers to all held-out prompts. Acceptance is that of the real
+engines taking turns, a chain of `--lookahead` draft tokens and then a pass: per tested token, and as tokens committed
+per pass. Both are the pair's own, whatever the machine; the times below them are this machine's. The last lines
+compare with drafts that need no training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+
+import torch
+
+from actors.distillation.evaluation import Acceptance, acceptance, agreement, measure
+from actors.distillation.prompts import Ids, read_prompts
+from actors.distillation.run import RULES
+from actors.engines.causal_lm import CausalLM
+from actors.engines.prompt_lookup import PromptLookupDraft
+from actors.engines.slots import SlotRow
+from actors.engines.transformers_target import TransformersTarget
+from actors.settings import DraftSettings, TargetSettings
+from actors.text import TextCodec
+from benchmarks.cpu_block import provenance
+from cluster import models, weights
+from cluster.demo_draft.__main__ import HELD_PROMPTS
+
+CONTEXT = 128
+"""Tokens before a timed step."""
+
+
+def step_seconds(model: CausalLM, rows: int, rounds: int) -> float:
+    """Median time of one pass over `rows` sequences, one token each."""
+    cache = model.cache(slots=rows, context=CONTEXT + 1)
+    for slot in range(rows):
+        model.run(cache, [SlotRow(slot, range(100, 100 + CONTEXT), 0)], [CONTEXT - 1])
+    parts = [SlotRow(slot, (7,), CONTEXT) for slot in range(rows)]
+    seconds = []
+    for _ in range(rounds + 1):
+        start = time.perf_counter()
+        model.run(cache, parts, range(rows))
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[1:])
+
+
+def lookup_acceptance(target: CausalLM, prompts: Sequence[Ids], tokens: int, lookahead: int) -> Acceptance:
+    """Prompt lookup at temperature 0."""
+    context = max(map(len, prompts)) + tokens + lookahead + 1
+    return measure(
+        TransformersTarget(target, TargetSettings(slots=len(prompts), context=context)),
+        PromptLookupDraft(DraftSettings(slots=len(prompts), context=context)),
+        prompts,
+        rule="coupled",
+        temperature=0.0,
+        tokens=tokens,
+        lookahead=lookahead,
+    )
+
+
+def show(name: str, found: Acceptance) -> None:
+    print(
+        f"{name:<34}{found.rate:.3f} ± {found.rate_error:.3f}{found.length:>10.2f} ± {found.length_error:.2f}",
+        flush=True,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draft", default=models.DEMO_DRAFT, help="a draft for the demo target")
+    parser.add_argument("--prompts", type=int, default=64, help="held-out prompts for the agreement")
+    parser.add_argument("--tokens", type=int, default=64, help="longest greedy answer, for the agreement")
+    parser.add_argument("--sequences", type=int, default=16, help="held-out prompts for each acceptance")
+    parser.add_argument("--length", type=int, default=48, help="tokens of each, for acceptance")
+    parser.add_argument("--lookahead", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=15, help="repetitions of a timed step")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args(argv)
+    torch.set_num_threads(options.threads)
+    print(provenance(f"{options.draft} for {models.DEMO_TARGET}"))
+
+    tokenizer = models.load_tokenizer(models.DEMO_TARGET)
+    held = read_prompts(HELD_PROMPTS, TextCodec(tokenizer), 512, chat=True)[: options.prompts]
+    target, draft = weights.load_model(models.DEMO_TARGET), weights.load_model(options.draft)
+    found = agreement(target, draft, held, options.tokens)
+    print(
+        f"\ngreedy agreement {found.share:.4f} ± {found.error:.4f} "
+        f"({found.tokens} tokens of {len(held)} held-out prompts)\n"
+    )
+
+    chosen, common = held[: options.sequences], {"tokens": options.length, "lookahead": options.lookahead}
+    print(
+        f"{len(chosen)} held-out prompts, {options.length} tokens each, {options.lookahead} drafted per pass, in turn"
+    )
+    print(f"{'':<34}{'per tested token':>15}{'tokens per pass':>19}")
+    for rule, temperature in RULES:
+        name: str = "every exact rule" if temperature == 0 else rule
+        show(
+            f"{name}, temperature {temperature:g}",
+            acceptance(target, draft, chosen, rule=rule, temperature=temperature, **common),
+        )
+    layers = int(draft.module.config.num_hidden_layers)
+    early = weights.load_model(models.DEMO_TARGET, layers=layers)
+    show(
+        f"early exit, {layers} layers, temperature 0",
+        acceptance(target, early, chosen, rule="coupled", temperature=0, **common),
+    )
+    show("prompt lookup, temperature 0", lookup_acceptance(target, chosen, options.length, options.lookahead))
+
+    half = weights.load_model(options.draft, dtype="bfloat16")
+    print(f"\nms, median of {options.rounds}, {CONTEXT} tokens before it; in brackets times a target pass of one token")
+    base = step_seconds(target, 1, options.rounds)
+    print(f"target pass, 1 token              {base * 1e3:6.1f}")
+    for name, model in (("float32", draft), ("bfloat16", half)):
+        for rows in (1, 8):
+            seconds = step_seconds(model, rows, options.rounds)
+            print(
+                f"draft step, {name}, {rows} row{'s' if rows > 1 else ''}".ljust(34)
+                + f"{seconds * 1e3:6.1f}  (1/{base / seconds:.1f})"
+            )
+
+
+if __name__ == "__main__":
+    main()
