@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-UNTRIED = 64
+UNTRIED = 128
 """Passes after which a wait is tried that does not look worth it, so that a draft that recovered is noticed."""
 
 CATCHING_UP = 1.2
@@ -22,24 +22,27 @@ SOONEST_S = 2e-4
 
 
 class _Arrival:
-    """How long drafts take to arrive, and how often they do when waited for."""
+    """Seconds that one sequence's draft takes: time waited over arrivals, so that what never came counts too."""
 
-    __slots__ = ("reliability", "seconds")
+    __slots__ = ("_arrivals", "_waited")
 
     def __init__(self) -> None:
-        self.seconds: float | None = None
-        self.reliability = 1.0
+        self._waited = 0.0
+        self._arrivals = 0.0
 
-    def came(self, seconds: float) -> None:
-        self.seconds = seconds if self.seconds is None else self.seconds + 0.2 * (seconds - self.seconds)
-        self.reliability += 0.2 * (1.0 - self.reliability)
+    def observe(self, waited: float, arrivals: int) -> None:
+        self._waited += waited
+        self._arrivals += arrivals
 
-    def failed(self) -> None:
-        self.reliability *= 0.7
+    def fade(self) -> None:
+        """Called once per hold, so that the last few holds count."""
+        self._waited *= 0.8
+        self._arrivals *= 0.8
 
-    def due_in(self, elapsed: float) -> float:
-        """From `elapsed` on. What is overdue is expected to take as long again."""
-        return abs((self.seconds or 0.0) - elapsed)
+    @property
+    def seconds(self) -> float | None:
+        """None while nothing was waited for."""
+        return self._waited / max(self._arrivals, 0.1) if self._waited > 0.0 else None
 
 
 class WaitingRule:
@@ -57,10 +60,9 @@ class WaitingRule:
         self._committed = 0.0
         self._seconds = 0.0
         self._since: float | None = None
+        self._now = 0.0
         self._seen: dict[str, int] = {}
         self._grew_at = 0.0
-        self._now = 0.0
-        self._awaited: set[int] = set()
         self._idle_passes = UNTRIED
 
     def offer(self, sequence: str) -> None:
@@ -79,6 +81,9 @@ class WaitingRule:
         if tried:
             weight = tried / (tried + 50.0)
             self._acceptance += weight * (accepted / tried - self._acceptance)
+        if held > 0.0:
+            self._first.fade()
+            self._next.fade()
         self._since = None
         self._idle_passes += 1
 
@@ -88,83 +93,64 @@ class WaitingRule:
         ready: draft tokens at hand per sequence. limit: most that are of use. token_seconds: what verifying one
         more token adds to a pass. demanded: wait until every sequence has so many, whether it pays or not.
         """
+        awaited = {name: count for name, count in ready.items() if count < limit and name in self._followed}
         if self._since is None:
             self._since = self._grew_at = now
-            self._seen = dict(ready)
-            self._awaited = set()
         else:
-            self._learn(now, ready)
-        self._now = now
+            self._learn(now, ready, limit)
+        self._now, self._seen = now, awaited
         due = [0] * limit
-        for name, count in ready.items():
-            if count < limit and name in self._followed:
-                due[count] += 1
+        for count in awaited.values():
+            due[count] += 1
         left = self._longest - self._elapsed(now)
-        wait = 0.0
-        if left >= SOONEST_S and any(due):
-            wait = (left if any(due[:demanded]) else 0.0) if demanded else self._worth(now, due, left, token_seconds)
-        if wait >= SOONEST_S:
-            self._idle_passes = 0
-            return wait
-        self._give_up(now)
-        return 0.0
+        if left < SOONEST_S or not awaited:
+            return 0.0
+        wait = (left if any(due[:demanded]) else 0.0) if demanded else self._worth(now, due, left, token_seconds)
+        if wait < SOONEST_S:
+            return 0.0
+        self._idle_passes = 0
+        return wait
 
     def _elapsed(self, now: float) -> float:
         return 0.0 if self._since is None else now - self._since
 
-    def _learn(self, now: float, ready: Mapping[str, int]) -> None:
-        grew = False
-        for name, count in ready.items():
-            before = self._seen.get(name, count)
-            if count <= before:
-                continue
-            grew = True
-            if before == 0:
-                self._first.came(self._elapsed(now))
-            else:
-                self._next.came((now - self._grew_at) / (count - before))
-        if grew:
-            self._seen = dict(ready)
+    def _learn(self, now: float, ready: Mapping[str, int], limit: int) -> None:
+        """What has come since the last call, of what was awaited then."""
+        passed = now - self._now
+        firsts = nexts = 0
+        for name, before in self._seen.items():
+            grown = min(ready.get(name, before), limit) - before
+            if grown > 0:
+                firsts += before == 0
+                nexts += grown - (before == 0)
+        empty = sum(1 for count in self._seen.values() if count == 0)
+        self._first.observe(passed * empty, firsts)
+        self._next.observe(passed * (len(self._seen) - empty), nexts)
+        if firsts or nexts:
             self._grew_at = now
 
     def _worth(self, now: float, due: list[int], left: float, token_seconds: float) -> float:
         """The wait with the largest gain over its cost; 0 if there is none."""
-        elapsed, limit = self._elapsed(now), len(due)
-        if self._first.seconds is None or self._idle_passes >= UNTRIED:  # no experience, or an old one: try
-            self._awaited.add(0)
+        usual = self._first.seconds
+        if usual is None or self._idle_passes >= UNTRIED:  # no experience, or an old one: try
             return left if due[0] else 0.0
-        rate = CATCHING_UP * self._committed / self._seconds if self._seconds > 0 else 0.0
-        gap = self._next.seconds if self._next.seconds is not None else self._first.seconds / 2
-        first_in = self._first.due_in(elapsed)
-        next_in = abs(gap - (now - self._grew_at))
-        values = [max(0.0, self._acceptance ** (n + 1) - rate / CATCHING_UP * token_seconds) for n in range(limit)]
-        gap = max(gap, SOONEST_S)
+        limit = len(due)
+        rate = self._committed / self._seconds if self._seconds > 0.0 else 0.0
+        values = [max(0.0, self._acceptance ** (n + 1) - rate * token_seconds) for n in range(limit)]
+        gap = max(self._next.seconds or usual / 2, SOONEST_S)
+        # What is overdue is expected to take as long again.
+        first_in, next_in = abs(usual - self._elapsed(now)), abs(gap - (now - self._grew_at))
         best, best_wait = 0.0, 0.0
         for start in (first_in, next_in):
             for more in range(limit):
                 wait = start + more * gap
                 if wait > left:
                     break
-                gain = -rate * wait
+                gain = -CATCHING_UP * rate * wait
                 for n, count in enumerate(due):
-                    if count:
-                        begin, arrival = (first_in, self._first) if n == 0 else (next_in, self._next)
-                        come = int((wait - begin) / gap + 1.001) if wait >= begin else 0
-                        gain += count * arrival.reliability * sum(values[n : n + come])
+                    begin = next_in if n else first_in
+                    if count and wait >= begin:
+                        gain += count * sum(values[n : n + int((wait - begin) / gap + 1.001)])
                 if gain > best:
-                    best, best_wait = gain, wait
-        if best_wait:
-            self._awaited.add(0 if due[0] and best_wait >= first_in else 1)
-        return max(best_wait, SOONEST_S) if best_wait else 0.0
-
-    def _give_up(self, now: float) -> None:
-        """The hold ends. What was awaited for twice its usual time and did not come has failed."""
-        first, following = self._first, self._next
-        patience = self._longest if first.seconds is None else min(2 * first.seconds, self._longest)
-        if 0 in self._awaited and 0 in self._seen.values() and self._elapsed(now) >= patience - SOONEST_S:
-            first.failed()
-            if first.seconds is None:
-                first.seconds = 2 * self._longest  # longer than anyone waits: not before the next trial
-        if 1 in self._awaited and following.seconds is not None and now - self._grew_at >= 2 * following.seconds:
-            following.failed()
-        self._awaited = set()
+                    best, best_wait = gain, max(wait, SOONEST_S)
+        return best_wait
