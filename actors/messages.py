@@ -81,6 +81,10 @@ class Expansion:
     confidences: tuple[float, ...]
     support: Support | None = None
 
+    def __reduce__(self) -> tuple[type[Expansion], tuple[object, ...]]:
+        """Messages hold many of these, and a frozen dataclass with slots is slow to pickle by itself."""
+        return Expansion, (self.parent, self.position, self.tokens, self.confidences, self.support)
+
 
 @dataclass(frozen=True, slots=True)
 class OfferBatch:

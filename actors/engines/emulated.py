@@ -55,7 +55,6 @@ class EmulatedTarget:
         self.faults = Faults(spec.faults)
         self.passes = 0
         self._name = name
-        self._clock = clock
         self._pacer = Pacer(clock, sleep)
         self._slots: dict[int, _Slot] = {}
 
@@ -81,7 +80,7 @@ class EmulatedTarget:
 
     def forward(self, rows: Sequence[Row]) -> list[Outcome | None]:
         """Take the time of one pass. Raises EngineError for rows that a KV cache could not serve, and on faults."""
-        started = self._clock()
+        started = self._pacer.begin(self.spec.pass_ms / 1e3)
         factor = self.faults.begin_pass()
         self.passes += 1
         outcomes = [self._run(row) for row in rows]
@@ -162,6 +161,8 @@ class _Session:
     key: int
     cached: int = 0
     run: dict[int, set[int]] = field(default_factory=dict)
+    paths: dict[tuple[int, ...], int] = field(default_factory=dict)
+    """Keys of nodes run since the last commit, by path from the committed prefix."""
 
     def holds(self, position: int, key: int) -> bool:
         return key in self.run.get(position, ())
@@ -183,7 +184,6 @@ class EmulatedDraft:
         self.faults = Faults(spec.faults)
         self.steps = 0
         self._name = name
-        self._clock = clock
         self._pacer = Pacer(clock, sleep)
         self._sessions: dict[str, _Session] = {}
 
@@ -207,7 +207,7 @@ class EmulatedDraft:
 
     def expand(self, requests: Sequence[Expand]) -> list[Ranked]:
         """One draft step. Raises EngineError for nodes that were not reached step by step, and on faults."""
-        started = self._clock()
+        started = self._pacer.begin(self.spec.step_ms / 1e3)
         factor = self.faults.begin_pass()
         self.steps += 1
         budget = self.settings.prefill_chunk
@@ -233,25 +233,36 @@ class EmulatedDraft:
         return answers
 
     def _rank(self, session: _Session, request: Expand) -> Ranked:
-        key, position = session.key, session.length
-        for depth, token in enumerate(request.path):
-            if session.cached < session.length or (depth and not session.holds(position, key)):
-                raise EngineError(f"sequence {request.sequence}: a node before {request.path} was never expanded")
-            key = extend_key(key, token)
-            position += 1
-        if request.path:
-            session.run.setdefault(position, set()).add(key)
+        key, position = self._reach(session, request), session.length + len(request.path)
         opening, language = session.opening, self.spec.language
         truth = token_at(key, position, opening, language)
         draws = draw_key(key, None if opening.sampling.greedy else opening.seed, language)
         tokens, confidences = ranked_tokens(draws, truth, language, self.spec.agreement, self.settings.tree.branching)
         return Ranked(request.sequence, request.path, tokens, confidences)
 
+    def _reach(self, session: _Session, request: Expand) -> int:
+        """Key of the node, whose parents must all have been run; the node is run now."""
+        path = request.path
+        parent = session.paths.get(path[:-1]) if path else None
+        if parent is not None:
+            key = extend_key(parent, path[-1])
+        else:
+            key = session.key
+            for depth, token in enumerate(path):
+                if session.cached < session.length or (depth and not session.holds(session.length + depth, key)):
+                    raise EngineError(f"sequence {request.sequence}: a node before {path} was never expanded")
+                key = extend_key(key, token)
+        if path:
+            session.run.setdefault(session.length + len(path), set()).add(key)
+        session.paths[path] = key
+        return key
+
     def advance(self, sequence: str, tokens: Sequence[int]) -> None:
         """Move the committed prefix on. Raises EngineError for a sequence that is not held."""
         session = self._sessions.get(sequence)
         if session is None:
             raise EngineError(f"no session for sequence {sequence}")
+        session.paths.clear()
         for token in tokens:
             whole = session.cached == session.length
             session.key = extend_key(session.key, token)

@@ -14,6 +14,9 @@ from actors.errors import EngineError
 from actors.settings import Settings
 
 
+LEFT_TO_OTHERS_S = 0.0005
+
+
 class Pacer:
     """Makes a pass end a given time after it began, by sleeping.
 
@@ -27,6 +30,16 @@ class Pacer:
         self._sleep = sleep
         self._forgiven = forgiven_s
         self._late = 0.0
+
+    def begin(self, seconds: float) -> float:
+        """Start a pass of about `seconds`; returns when it started.
+
+        The processor is left to others first, as it is while a device computes: without that, an engine's own
+        bookkeeping would keep this process's other threads from sending what the last pass decided.
+        """
+        started = self._clock()
+        self._sleep(min(0.2 * seconds, LEFT_TO_OTHERS_S))
+        return started
 
     def finish(self, started: float, seconds: float) -> None:
         """Return `seconds` after the clock showed `started`."""
