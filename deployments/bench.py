@@ -60,6 +60,7 @@ def command(
     from deployments.bench_lab import Lab
 
     console = Console()
+    console.width = max(console.width, 130)  # a table that wraps cannot be read
     lab = Lab(_starter(in_process), repeats, link_delay_ms, lambda line: console.print(line, style="dim"))
     scenarios: dict[Name, Scenario] = {
         Name.one_sequence: lambda lab: bench_scenarios.one_sequence(

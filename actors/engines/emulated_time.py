@@ -13,8 +13,8 @@ from pydantic import Field, model_validator
 from actors.errors import EngineError
 from actors.settings import Settings
 
-
 LEFT_TO_OTHERS_S = 0.0005
+"""Most of a pass that is slept away before its bookkeeping."""
 
 
 class Pacer:
