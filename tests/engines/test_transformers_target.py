@@ -133,8 +133,9 @@ def test_other_types_of_numbers(dtype: torch.dtype) -> None:
 
 def test_cache_is_allocated_once() -> None:
     target = TransformersTarget(causal_lm(), SETTINGS)
-    # 2 layers, keys and values, 4 slots, 2 key heads, 64 positions and 16 to round up to, head size 8, 8 bytes
-    assert target.cache_bytes == 2 * 2 * 4 * 2 * (64 + 16) * 8 * 8
+    before = target.cache_bytes
+    # 2 layers, keys and values, 4 slots, 2 key heads, head size 8, 8 bytes; a slot may hold a few spare cells
+    assert 64 <= before / (2 * 2 * 4 * 2 * 8 * 8) <= 64 + 16
     target.attach(0, opening("s", some_tokens(9, 1)))
     target.forward([Row(0, some_tokens(9, 1), 0)])
-    assert target.cache_bytes == 2 * 2 * 4 * 2 * (64 + 16) * 8 * 8
+    assert target.cache_bytes == before
