@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+# Tiny models in many processes: a second torch thread only waits for the first one's core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 EMULATED: dict[str, Any] = {
     "name": "emulated",
     "model_id": "emulated",
