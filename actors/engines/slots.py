@@ -28,9 +28,14 @@ ATTENTION = "outrider_slots"
 
 _CELL_STEP = 16
 _ROW_STEP = 4
-"""On a CPU, attention is given whole multiples of these, because the matrix library takes the rest of a division by
-another path, which sums in another order. With them, what a token attends to is summed in one order whatever block
-the token stands in, so its logits are the same to the last bit (given linear layers that keep this too)."""
+"""On a CPU, attention over a prefix is given whole multiples of these, because the matrix library takes what is left
+over by another path, which sums in another order. With them (and `_whole`), what a token attends to is summed in one
+order whatever block the token stands in, so its logits are the same to the last bit, given linear layers that keep
+this too."""
+_KERNEL_BLOCK = 512
+_SUM_BLOCK = 192
+"""torch's CPU attention takes so many cells at a time; the matrix library sums so many, but halves what is between one
+and two such blocks. Found by comparing bits, on AVX-512."""
 
 _BATCHED_LENGTH = 32
 """On an accelerator, sequences with at most this many tokens in the pass attend as one padded batch."""
@@ -67,7 +72,7 @@ class HeadShape:
 
 
 class SlotCache:
-    """Keys [slots, heads, scratch + context + a few, key_size] and values, per layer; allocated once."""
+    """Keys [slots, heads, scratch + context (rounded up), key_size] and values, per layer; allocated once."""
 
     def __init__(
         self,
@@ -81,7 +86,7 @@ class SlotCache:
     ) -> None:
         self.slots, self.context, self.scratch = slots, context, scratch
         self._written = [0] * slots
-        cells = scratch + context + _CELL_STEP  # so that any range of cells in use may be rounded up
+        cells = scratch + _whole(context)
         self.keys = [torch.zeros(slots, s.heads, cells, s.key_size, dtype=dtype, device=device) for s in shapes]
         self.values = [torch.zeros(slots, s.heads, cells, s.value_size, dtype=dtype, device=device) for s in shapes]
 
@@ -152,7 +157,7 @@ class Layout:
     def __init__(self, cache: SlotCache, rows: Sequence[SlotRow]) -> None:
         self.cache = cache
         device = cache.keys[0].device
-        self._groups = list(_grouped(rows, cache.scratch, _CELL_STEP if device.type == "cpu" else 1))
+        self._groups = list(_grouped(rows, cache.scratch, rounded=device.type == "cpu"))
         for group in self._groups:
             cache.claim(group.slot, group.unused, group.high)
         positions = [position for row in rows for position in row.positions()]
@@ -303,7 +308,7 @@ def _cells(row: SlotRow, scratch: int) -> list[int]:
     return [scratch + position for position in row.positions()]
 
 
-def _grouped(rows: Sequence[SlotRow], scratch: int, step: int) -> Iterator[_Group]:
+def _grouped(rows: Sequence[SlotRow], scratch: int, *, rounded: bool) -> Iterator[_Group]:
     first = 0
     for slot, share in groupby(rows, key=lambda row: row.slot):
         mine = list(share)
@@ -311,10 +316,18 @@ def _grouped(rows: Sequence[SlotRow], scratch: int, step: int) -> Iterator[_Grou
         low = min((min(path) for row in mine for path in row.paths), default=scratch)
         high = scratch + max(row.start if row.paths else row.start + len(row.tokens) for row in mine)
         unused = high
-        high += (low - high) % step
+        if rounded and low == scratch:  # a tree has no blocks to agree with
+            high = low + _whole(high - low)
         sees_all = last - first == 1 and not mine[0].paths and unused == high
         yield _Group(slot, first, last, low, high, unused, None if sees_all else _hidden(mine, scratch, low, high))
         first = last
+
+
+def _whole(cells: int) -> int:
+    """The next number of cells whose sums are those of any larger one."""
+    cells += -cells % _CELL_STEP
+    left = cells % _KERNEL_BLOCK
+    return cells - left + 2 * _SUM_BLOCK if _SUM_BLOCK < left < 2 * _SUM_BLOCK else cells
 
 
 def _hidden(rows: Sequence[SlotRow], scratch: int, low: int, high: int) -> Tensor:

@@ -18,7 +18,7 @@ from actors.engines.slots import SlotCache, SlotRow
 
 pytestmark = pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="promised for AVX-512 only")
 
-CONTEXT = 96
+CONTEXT = 700
 
 
 @pytest.fixture(autouse=True)
@@ -52,56 +52,70 @@ def model(request: pytest.FixtureRequest) -> CausalLM:
 
 
 TOKENS = [some_tokens(CONTEXT, seed) for seed in range(5)]
-START = 27
 
 
-def _prefilled(model: CausalLM, chunk: int = START) -> SlotCache:
+@pytest.fixture(params=[27, 190, 301, 383, 510], ids=str)
+def start(request: pytest.FixtureRequest) -> int:
+    """Length of the prefix: also where the rounded number of cells jumps."""
+    value: int = request.param
+    return value
+
+
+def _prefilled(model: CausalLM, length: int, chunk: int | None = None) -> SlotCache:
     cache = model.cache(slots=len(TOKENS), context=CONTEXT)
+    step = chunk or length
     for slot, tokens in enumerate(TOKENS):
-        for start in range(0, START, chunk):
-            model.run(cache, [SlotRow(slot, tokens[start : min(start + chunk, START)], start)], [])
+        for start in range(0, length, step):
+            model.run(cache, [SlotRow(slot, tokens[start : min(start + step, length)], start)], [])
     return cache
 
 
-def _plain(model: CausalLM, slot: int, count: int) -> Tensor:
+def _plain(model: CausalLM, slot: int, start: int, count: int) -> Tensor:
     """Logits [count, V] of plain decoding, one token to a pass."""
-    cache = _prefilled(model)
+    cache = _prefilled(model, start)
     return torch.cat(
-        [model.run(cache, [SlotRow(slot, TOKENS[slot][i : i + 1], i)], [0]) for i in range(START, START + count)]
+        [model.run(cache, [SlotRow(slot, TOKENS[slot][i : i + 1], i)], [0]) for i in range(start, start + count)]
     )
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 8, 9, 17, 33])
-def test_in_a_block_of_any_length(model: CausalLM, length: int) -> None:
-    logits = model.run(_prefilled(model), [SlotRow(0, TOKENS[0][START : START + length], START)], range(length))
-    assert torch.equal(logits, _plain(model, 0, length))
+def _block(model: CausalLM, cache: SlotCache, start: int, length: int) -> Tensor:
+    return model.run(cache, [SlotRow(0, TOKENS[0][start : start + length], start)], range(length))
 
 
-def test_beside_any_neighbours(model: CausalLM) -> None:
+def test_in_a_block_of_any_length(model: CausalLM, start: int) -> None:
+    expected = _plain(model, 0, start, 33)
+    for length in (1, 2, 3, 4, 5, 8, 9, 17, 33):
+        logits = _block(model, _prefilled(model, start), start, length)
+        assert torch.equal(logits, expected[:length])
+
+
+def test_beside_any_neighbours(model: CausalLM, start: int) -> None:
     lengths = {3: 2, 0: 5, 4: 1, 1: 9, 2: 3}
-    rows = [SlotRow(slot, TOKENS[slot][START : START + n], START) for slot, n in lengths.items()]
-    logits = model.run(_prefilled(model), rows, range(sum(lengths.values())))
+    rows = [SlotRow(slot, TOKENS[slot][start : start + n], start) for slot, n in lengths.items()]
+    logits = model.run(_prefilled(model, start), rows, range(sum(lengths.values())))
     for part, (slot, n) in zip(logits.split(list(lengths.values())), lengths.items(), strict=True):
-        assert torch.equal(part, _plain(model, slot, n))
+        assert torch.equal(part, _plain(model, slot, start, n))
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 7, 16])
-def test_after_a_prefill_in_any_chunks(model: CausalLM, chunk: int) -> None:
-    logits = model.run(_prefilled(model, chunk), [SlotRow(0, TOKENS[0][START : START + 5], START)], range(5))
-    assert torch.equal(logits, _plain(model, 0, 5))
+def test_after_a_prefill_in_any_chunks(model: CausalLM, start: int) -> None:
+    expected = _plain(model, 0, start, 5)
+    for chunk in (7, 16, 64, 256):
+        assert torch.equal(_block(model, _prefilled(model, start, chunk), start, 5), expected)
 
 
-def test_after_a_rejected_block(model: CausalLM) -> None:
-    cache = _prefilled(model)
-    model.run(cache, [SlotRow(0, some_tokens(20, 99), START)], [])
-    logits = model.run(cache, [SlotRow(0, TOKENS[0][START : START + 5], START)], range(5))
-    assert torch.equal(logits, _plain(model, 0, 5))
+def test_after_a_prefill_token_by_token(model: CausalLM) -> None:
+    assert torch.equal(_block(model, _prefilled(model, 220, chunk=1), 220, 5), _plain(model, 0, 220, 5))
 
 
-def test_in_a_slot_whose_last_sequence_left_infinities(model: CausalLM) -> None:
-    cache = _prefilled(model)
+def test_after_a_rejected_block(model: CausalLM, start: int) -> None:
+    cache = _prefilled(model, start)
+    model.run(cache, [SlotRow(0, some_tokens(20, 99), start)], [])
+    assert torch.equal(_block(model, cache, start, 5), _plain(model, 0, start, 5))
+
+
+def test_in_a_slot_whose_last_sequence_left_infinities(model: CausalLM, start: int) -> None:
+    cache = _prefilled(model, start)
     for layer in (*cache.keys, *cache.values):
-        layer[0, :, START:] = torch.inf
+        layer[0, :, start:] = torch.inf
     cache.claim(0, CONTEXT, CONTEXT)  # as a pass that wrote them would have
-    logits = model.run(cache, [SlotRow(0, TOKENS[0][START : START + 3], START)], range(3))
-    assert torch.equal(logits, _plain(model, 0, 3))
+    assert torch.equal(_block(model, cache, start, 3), _plain(model, 0, start, 3))
