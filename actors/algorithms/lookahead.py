@@ -42,6 +42,10 @@ def choose(paths: Sequence[Sequence[float]], cost: PassCost, plain_tokens: int) 
     return chosen
 
 
+PROBE = 64
+"""Passes of like size after which one of another size is run: without, the cost of a token could not be told."""
+
+
 class _Trust:
     """How far one sequence keeps what its confidences promise: accepted over promised, with a prior and forgetting."""
 
@@ -76,6 +80,8 @@ class LookaheadController:
         self._trust: dict[str, _Trust] = {}
         self._waiting = WaitingRule(settings.max_wait_ms / 1e3)
         self._accepted = self._tried = 0
+        self._usual_tokens = 0.0
+        self._alike = PROBE - 4
 
     # -- lookahead -----------------------------------------------------------------------------------------------
 
@@ -89,7 +95,16 @@ class LookaheadController:
             limit = settings.maximum if settings.mode == "fixed" else self._scheduled(len(paths))
             return {name: min(len(path), limit) for name, path in paths.items()}
         trusted = [self._trusted(name, path[: settings.maximum]) for name, path in paths.items()]
-        return dict(zip(paths, choose(trusted, self.cost, plain_tokens), strict=True))
+        chosen = choose(trusted, self.cost, plain_tokens)
+        if self._alike >= PROBE:
+            chosen = self._probe(trusted, chosen)
+        return dict(zip(paths, chosen, strict=True))
+
+    def _probe(self, paths: Sequence[Sequence[float]], chosen: Sequence[int]) -> list[int]:
+        """A pass of another size: half the lookahead, or, where there is none, a token for every second sequence."""
+        if any(chosen):
+            return [k // 2 for k in chosen]
+        return [int(bool(path) and i % 2 == 0) for i, path in enumerate(paths)]
 
     def _scheduled(self, batch: int) -> int:
         steps = [size for size in self._settings.schedule if size <= batch]
@@ -113,6 +128,9 @@ class LookaheadController:
         """A pass over `tokens` tokens of `rows` sequences took `seconds`."""
         if tokens > 0 and seconds > 0:
             self.cost.observe(tokens, seconds)
+            alike = 0.75 < tokens / (self._usual_tokens or tokens) < 1.33
+            self._alike = self._alike + 1 if alike else 0
+            self._usual_tokens += 0.2 * (tokens - self._usual_tokens) if self._usual_tokens else tokens
             self._waiting.end_pass(rows, self._accepted, self._tried, seconds)
         self._accepted = self._tried = 0
 

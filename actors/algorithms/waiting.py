@@ -24,20 +24,24 @@ SOONEST_S = 2e-4
 class _Arrival:
     """Seconds that one sequence's draft takes: time waited over arrivals, so that what never came counts too."""
 
-    __slots__ = ("_arrivals", "_waited")
+    __slots__ = ("_arrivals", "_fresh", "_waited")
 
     def __init__(self) -> None:
         self._waited = 0.0
         self._arrivals = 0.0
+        self._fresh = False
 
     def observe(self, waited: float, arrivals: int) -> None:
+        self._fresh = self._fresh or waited > 0.0
         self._waited += waited
         self._arrivals += arrivals
 
-    def fade(self) -> None:
-        """Called once per hold, so that the last few holds count."""
-        self._waited *= 0.8
-        self._arrivals *= 0.8
+    def end_hold(self) -> None:
+        """The last few holds in which something was waited for count."""
+        if self._fresh:
+            self._waited *= 0.8
+            self._arrivals *= 0.8
+            self._fresh = False
 
     @property
     def seconds(self) -> float | None:
@@ -64,6 +68,7 @@ class WaitingRule:
         self._seen: dict[str, int] = {}
         self._grew_at = 0.0
         self._idle_passes = UNTRIED
+        self._try_again = False
 
     def offer(self, sequence: str) -> None:
         """Drafts for `sequence` arrived."""
@@ -81,11 +86,11 @@ class WaitingRule:
         if tried:
             weight = tried / (tried + 50.0)
             self._acceptance += weight * (accepted / tried - self._acceptance)
-        if held > 0.0:
-            self._first.fade()
-            self._next.fade()
+        self._first.end_hold()
+        self._next.end_hold()
         self._since = None
-        self._idle_passes += 1
+        self._idle_passes = UNTRIED if self._try_again else self._idle_passes + 1
+        self._try_again = False
 
     def hold(self, now: float, ready: Mapping[str, int], limit: int, token_seconds: float, demanded: int) -> float:
         """Seconds to hold from `now` on; 0 means go.
@@ -123,6 +128,9 @@ class WaitingRule:
             if grown > 0:
                 firsts += before == 0
                 nexts += grown - (before == 0)
+        usual = self._first.seconds
+        if firsts and usual is not None and self._elapsed(now) < usual / 2:
+            self._try_again = True  # much sooner than it used to be: find out at once whether that lasts
         empty = sum(1 for count in self._seen.values() if count == 0)
         self._first.observe(passed * empty, firsts)
         self._next.observe(passed * (len(self._seen) - empty), nexts)

@@ -1,0 +1,206 @@
+"""The lookahead controller: optimal, monotone, zero at saturation, steady, and recovering."""
+
+from __future__ import annotations
+
+import statistics
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.algorithms.cost import PassCost
+from actors.algorithms.lookahead import PROBE, LookaheadController, choose
+from actors.settings import LookaheadSettings
+
+probability = st.floats(0.0, 1.0)
+path = st.lists(probability, max_size=5)
+
+
+def cost_of(base: float, slope: float) -> PassCost:
+    cost = PassCost()
+    cost.base, cost.slope = base, slope
+    return cost
+
+
+def rate(paths, lookahead, cost, plain_tokens) -> float:
+    committed = 0.0
+    for confidences, k in zip(paths, lookahead, strict=True):
+        reach = 1.0
+        committed += 1.0
+        for confidence in confidences[:k]:
+            reach *= confidence
+            committed += reach
+    return committed / cost(plain_tokens + sum(lookahead))
+
+
+# -- the fit -----------------------------------------------------------------------------------------------------
+
+
+def test_the_fit_finds_a_line():
+    cost = PassCost()
+    for tokens in (1, 4, 9, 30, 80) * 20:
+        cost.observe(tokens, 0.020 + 0.0005 * tokens)
+    assert cost.base == pytest.approx(0.020, rel=0.01)
+    assert cost.slope == pytest.approx(0.0005, rel=0.01)
+
+
+def test_one_slow_pass_moves_it_little():
+    """A pass of a hundred times the cost counts as half as slow again, one among the last 67 or so: under 2 % at its
+    own size."""
+    cost = PassCost()
+    for tokens in (1, 4, 9, 30, 80) * 40:
+        cost.observe(tokens, 0.020)
+    cost.observe(9, 2.0)
+    assert cost(9) == pytest.approx(0.020, rel=0.02)
+
+
+def test_a_change_of_pace_is_followed():
+    cost = PassCost()
+    for factor in (1.0, 3.0):
+        for tokens in (1, 4, 9, 30, 80) * 60:
+            cost.observe(tokens, factor * (0.020 + 0.0005 * tokens))
+    assert cost(30) == pytest.approx(0.105, rel=0.03)
+
+
+def test_a_probe_in_64_passes_is_enough_to_tell_what_a_token_costs():
+    cost = PassCost()
+    for i in range(640):
+        tokens = 80 if i % 64 == 63 else 144
+        cost.observe(tokens, 0.010 + 0.001 * tokens)
+    assert cost.slope == pytest.approx(0.001, rel=0.1)
+
+
+@given(st.lists(st.tuples(st.integers(1, 5000), st.floats(1e-4, 10)), min_size=1, max_size=60))
+def test_no_part_of_a_cost_is_negative(passes):
+    cost = PassCost()
+    for tokens, seconds in passes:
+        cost.observe(tokens, seconds)
+        assert cost.slope >= 0.0
+        assert cost.base >= -1e-9
+
+
+# -- the choice --------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=150)
+@given(st.lists(path, min_size=1, max_size=3), st.floats(1e-3, 1), st.floats(0, 0.2))
+def test_the_choice_is_the_best_there_is(paths, base, slope):
+    """Against trying every combination."""
+    cost = cost_of(base, slope)
+    chosen = choose(paths, cost, len(paths))
+    best = max(rate(paths, k, cost, len(paths)) for k in product(*(range(len(p) + 1) for p in paths)))
+    assert rate(paths, chosen, cost, len(paths)) == pytest.approx(best)
+
+
+@settings(max_examples=150)
+@given(st.lists(path.filter(bool), min_size=1, max_size=4), st.floats(1e-3, 1), st.floats(0, 0.2), st.data())
+def test_more_confidence_never_means_less_lookahead(paths, base, slope, data):
+    cost = cost_of(base, slope)
+    before = choose(paths, cost, len(paths))
+    i = data.draw(st.integers(0, len(paths) - 1))
+    j = data.draw(st.integers(0, len(paths[i]) - 1))
+    raised = [list(p) for p in paths]
+    raised[i][j] = data.draw(st.floats(raised[i][j], 1.0))
+    assert choose(raised, cost, len(paths))[i] >= before[i]
+
+
+@given(st.lists(st.lists(st.floats(0, 0.999), max_size=8), min_size=1, max_size=30), st.floats(1e-4, 1))
+def test_zero_at_saturation(paths, slope):
+    """Where a pass costs by the token alone, a guess is never worth more than a sure token."""
+    assert choose(paths, cost_of(0.0, slope), len(paths)) == [0] * len(paths)
+
+
+def test_lookahead_falls_with_load_and_comes_back():
+    """25 ms a pass and 0.1 ms a token. One sequence: the eighth token adds .8^8 = .17 against a rate of about
+    4.3 / 25.9 ms, that is .017 for its 0.1 ms: all eight. From n = a·A / (B (1 - a)) = 1000 sequences on, none."""
+    cost = cost_of(0.025, 0.0001)
+    by_load = [choose([[0.8] * 8] * n, cost, n)[0] for n in (1, 50, 200, 500, 990, 1010, 500, 1)]
+    assert by_load[0] == by_load[-1] == 8
+    assert by_load[:6] == sorted(by_load[:6], reverse=True)
+    assert by_load[4] >= 1
+    assert by_load[5] == 0
+
+
+def test_free_tokens_are_all_taken_and_impossible_ones_never():
+    assert choose([[0.5, 0.1, 0.0, 0.9]], cost_of(0.025, 0.0), 1) == [2]
+
+
+# -- the controller ----------------------------------------------------------------------------------------------
+
+
+def run(controller: LookaheadController, passes: int, sequences: int, base: float, slope: float, confidence=0.8):
+    """Passes that cost base + slope · tokens and accept exactly what is expected, rounded. Returns mean lookahead."""
+    seen = []
+    for _ in range(passes):
+        paths = {str(i): (confidence,) * 8 for i in range(sequences)}
+        lookahead = controller.plan(paths, sequences)
+        seen.append(sum(lookahead.values()) / sequences)
+        controller.observe_pass(
+            sequences + sum(lookahead.values()), sequences, base + slope * (sequences + sum(lookahead.values()))
+        )
+    return seen
+
+
+def test_a_step_in_cost_settles_without_oscillation():
+    """Tokens become dear at once. Lookahead falls to its new value and stays there: in the second half of the passes
+    it moves for a probe alone, one pass in PROBE."""
+    controller = LookaheadController(LookaheadSettings())
+    assert run(controller, 50, 16, 0.025, 0.00002)[-1] == 8
+    seen = run(controller, 600, 16, 0.025, 0.0016)
+    settled = statistics.mode(seen[300:])
+    assert sum(1 for k in seen[300:] if k != settled) <= 300 // PROBE + 1
+    # What the exact costs would choose, give or take a token.
+    assert settled == pytest.approx(choose([[0.8] * 8] * 16, cost_of(0.025, 0.0016), 16)[0], abs=1.0)
+
+
+def test_a_start_at_saturation_is_found_out():
+    """From the first pass on all proposals are long and all passes alike; the probe tells what they cost."""
+    controller = LookaheadController(LookaheadSettings())
+    seen = run(controller, 200, 400, 0.025, 0.001)
+    assert statistics.mode(seen) == 0.0
+    assert sum(seen[10:]) <= 2.0
+
+
+def test_saturation_is_found_and_left_again():
+    controller = LookaheadController(LookaheadSettings())
+    assert statistics.mode(run(controller, 100, 4, 0.025, 0.001)) > 0
+    assert (
+        statistics.mode(run(controller, 300, 400, 0.025, 0.001)) == 0.0
+    )  # break-even: .8 · 25 / (1 · .2) = 100 sequences
+    assert statistics.mode(run(controller, 100, 4, 0.025, 0.001)) > 0
+
+
+def test_a_sequence_that_disappoints_loses_its_lookahead_and_gets_it_back():
+    controller = LookaheadController(LookaheadSettings())
+    for tokens in (2, 6, 18) * 5:  # of every size, so that no probe is due
+        controller.observe_pass(tokens, 2, 0.020 + 0.003 * tokens)
+    paths = {"good": (0.9,) * 4, "bad": (0.9,) * 4}
+    first = controller.plan(paths, 2)
+    assert first["good"] == first["bad"] > 1
+    for _ in range(30):
+        lookahead = controller.plan(paths, 2)
+        for name, k in lookahead.items():
+            if k:
+                controller.observe_block(name, paths[name][:k], k if name == "good" else 0)
+    after = controller.plan(paths, 2)
+    assert after["good"] >= first["good"]
+    assert after["bad"] < first["bad"]
+    for _ in range(200):  # without proposals that could be judged, the bad memory fades
+        back = controller.plan(paths, 2)
+    assert back["bad"] == first["bad"]
+
+
+def test_fixed_and_scheduled_modes():
+    fixed = LookaheadController(LookaheadSettings(mode="fixed", maximum=3))
+    assert fixed.plan({"a": (0.1,) * 8, "b": (0.1,)}, 2) == {"a": 3, "b": 1}
+    scheduled = LookaheadController(LookaheadSettings(mode="scheduled", schedule={1: 5, 4: 2, 8: 0}))
+    for n, k in ((1, 5), (3, 5), (4, 2), (7, 2), (8, 0), (20, 0)):
+        assert set(scheduled.plan({str(i): (0.9,) * 8 for i in range(n)}, n).values()) == {k}
+
+
+def test_nothing_to_plan():
+    controller = LookaheadController(LookaheadSettings())
+    assert controller.plan({}, 100) == {}
+    assert controller.plan({"a": ()}, 1) == {"a": 0}
+    controller.forget("a")
