@@ -103,6 +103,17 @@ class Ingress(Settings):
     replicas: Annotated[int, Field(ge=1)] = 1
     labels: dict[str, str] = {}
     """Ray node labels that the node must carry."""
+    keys_file: str | None = None
+    """API keys (see `outrider keys`); read again when it changes. None: everybody may ask."""
+    running: Annotated[int, Field(ge=1)] | None = None
+    """Most answers at once, per replica; the rest waits its turn here, fairly between keys. None: all go through."""
+    queue: Annotated[int, Field(ge=0)] = 1024
+    """Most requests that wait for their turn, per priority; one more is told to come back."""
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 4 * 1024 * 1024
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may call from browsers."""
+    access_log: bool = False
+    """One line of JSON per request, without keys and prompts."""
 
 
 class Orchestrators(Settings):

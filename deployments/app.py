@@ -2,50 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
 
-from cluster import factory
 from cluster.config import Autoscaling, DeploymentConfig, DraftTier, TargetTier, load_config
-from cluster.recorder import RayRecorder
-from cluster.traces import tracer_for
-from deployments.ingress import http_app
-from deployments.meter import MeterMiddleware
-from deployments.orchestration import OrchestratorReplica, RemoteService
-from deployments.service import Served
+from deployments.front import IngressReplica
+from deployments.orchestration import OrchestratorReplica
 from deployments.tiers import TierName, TierReplica, bundles
 
 ONGOING = 100_000
 """Serve's own limits are left wide: admission is decided where queues are known."""
-
-
-@serve.ingress()
-class IngressReplica:
-    """The HTTP door as a deployment."""
-
-    def __init__(self, raw: dict[str, Any], orchestrator: Any) -> None:
-        self._config = DeploymentConfig.model_validate(raw)
-        replica = serve.get_replica_context().replica_id.unique_id
-        self._service = RemoteService(orchestrator, tracer_for(self._config.tracing, "ingress", replica))
-
-    async def __serve_build_asgi_app__(self) -> FastAPI:
-        facts = await asyncio.to_thread(factory.text_facts, self._config)
-        app = http_app(self._service, facts.codec, _served(self._config, facts.context), stamp_ids=False)
-        context = serve.get_replica_context()
-        common = {
-            "application": context.app_name,
-            "tier": "ingress",
-            "model": self._config.model_id,
-            "replica": context.replica_id.unique_id,
-        }
-        app.add_middleware(MeterMiddleware, recorder=RayRecorder(common))
-        return app
 
 
 def build(args: dict[str, Any]) -> Application:
@@ -115,11 +83,3 @@ def _scale(tier: TargetTier | DraftTier, name: TierName) -> dict[str, Any]:
 def _light(labels: dict[str, str]) -> dict[str, Any]:
     """Doors and orchestrators reserve no CPU, so that an application fits on a machine of two cores."""
     return {"num_cpus": 0, **({"label_selector": labels} if labels else {})}
-
-
-def _served(config: DeploymentConfig, context: int) -> Served:
-    try:
-        release = version("outrider")
-    except PackageNotFoundError:  # run from a source tree on PYTHONPATH
-        release = "0"
-    return Served(config.model_id, context, config.rule, created=int(time.time()), version=release)

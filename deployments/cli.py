@@ -31,6 +31,8 @@ app = typer.Typer(
 )
 models_app = typer.Typer(no_args_is_help=True, help="Model references and their local copies.")
 config_app = typer.Typer(no_args_is_help=True, help="Deployment configurations.")
+keys_app = typer.Typer(no_args_is_help=True, help="API keys.")
+app.add_typer(keys_app, name="keys")
 app.add_typer(models_app, name="models")
 app.add_typer(config_app, name="config")
 
@@ -179,6 +181,18 @@ def check(config: ConfigPath, as_json: AsJson = False) -> None:
     typer.echo(loaded.model_dump_json(indent=2) if as_json else f"{config}: a valid deployment of {loaded.model_id}")
 
 
+@keys_app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="Who the key is for.", show_default=False)],
+) -> None:
+    """Make an API key: it is printed once; the keys file (ingress.keys_file) holds its hash."""
+    from deployments.keys import key_hash, new_key
+
+    key = new_key()
+    _say(f"Key of {name}, shown only now; add the line below to `keys:` in the keys file:\n{key}")
+    typer.echo(f"  - {{name: {json.dumps(name)}, sha256: {key_hash(key)}}}")
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: errors made on purpose become one line and an exit code."""
     _add_groups()
@@ -218,6 +232,11 @@ def _load(path: Path) -> Any:
 def _prepare(config: Any) -> None:
     from cluster.factory import prepare
     from cluster.models import progress_bar
+
+    if config.ingress.keys_file is not None:
+        from deployments.keys import read_keys
+
+        read_keys(config.ingress.keys_file)
 
     with progress_bar() as progress:
         prepare(config, progress)

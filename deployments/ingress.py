@@ -1,241 +1,37 @@
-"""The OpenAI-compatible HTTP door: routes, and nothing that generates. Knows no Ray.
+"""The OpenAI-compatible HTTP door as an application: its routes, and what every request passes through.
 
 `http_app` takes whatever serves (see service.py), so the same application runs behind Ray Serve and in tests.
 """
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import json
-import secrets
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeVar
+from fastapi import Depends, FastAPI, Request
+from fastapi.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 
-from fastapi import FastAPI, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
-
-from actors.errors import OutriderError, PromptError, PromptTooLongError, UnavailableError
-from actors.messages import Delta, GenerationRequest
 from deployments import openapi, refusals
-from deployments.answers import Answer, ChatAnswer, Choice, CompletionAnswer, Options
-from deployments.edge import RequestIdMiddleware, read_body
-from deployments.schema import (
-    Body,
-    ChatRequest,
-    Common,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-    parse,
-)
+from deployments.door import Door, HttpLimits
+from deployments.edge import AccessLogMiddleware, RequestIdMiddleware
+from deployments.gate import Gate
+from deployments.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from deployments.service import Codec, Served, Service
-from deployments.streams import EventStream, GoneError, merged, while_connected
-from deployments.toolcalls import ToolCallReader
-from deployments.translate import chat_requests, check_model, completion_requests
-
-DONE = b"data: [DONE]\n\n"
-PAGE_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
-"""The page is one file and talks to its own server only."""
-B = TypeVar("B", bound=Body)
-
-
-@dataclass(frozen=True, slots=True)
-class HttpLimits:
-    """What the door lets in. `body_bytes` bounds a request's body; more is refused unread."""
-
-    body_bytes: int = 4 * 1024 * 1024
-
-
-@dataclass(slots=True)
-class Door:
-    """What the routes share."""
-
-    service: Service
-    codec: Codec
-    served: Served
-    limits: HttpLimits
-    clock: Callable[[], float] = time.time
-
-    async def read(self, request: Request, model: type[B]) -> B:
-        """The checked body. Raises RequestError."""
-        return parse(model, await read_body(request, self.limits.body_bytes))
-
-    async def complete(self, request: Request) -> Response:
-        """POST /v1/completions."""
-        body = await self.read(request, CompletionRequest)
-        id_ = f"cmpl-{secrets.token_hex(16)}"
-        asked = await asyncio.to_thread(completion_requests, body, id_, self.codec, self.served)
-        echoes = await asyncio.to_thread(self._echoes, body) if body.echo else [""] * len(body.prompt)
-        candidates = len(asked) // len(body.prompt)
-        choices = [Choice(i, echo=echoes[i // candidates]) for i in range(len(asked))]
-        answer = CompletionAnswer(id_, int(self.clock()), self.served, self.codec, choices, _options(body, candidates))
-        if body.stream:
-            return await self._stream(request, answer, asked)
-        await self._gather(request, answer, asked)
-        if candidates > body.n:
-            answer.keep_best(body.n)
-        return JSONResponse(answer.whole())
-
-    async def chat(self, request: Request) -> Response:
-        """POST /v1/chat/completions."""
-        body = await self.read(request, ChatRequest)
-        id_ = f"chatcmpl-{secrets.token_hex(16)}"
-        asked = await asyncio.to_thread(chat_requests, body, id_, self.codec, self.served)
-        names = [] if body.tool_choice == "none" else [tool["function"]["name"] for tool in body.tools]
-        choices = [Choice(i, reader=ToolCallReader(names)) for i in range(len(asked))]
-        answer = ChatAnswer(id_, int(self.clock()), self.served, self.codec, choices, _options(body, body.n))
-        try:
-            if body.stream:
-                return await self._stream(request, answer, asked)
-            await self._gather(request, answer, asked)
-        except PromptError as error:
-            raise type(error)(error.message, "messages") from error
-        return JSONResponse(answer.whole())
-
-    async def models(self) -> Response:
-        """GET /v1/models."""
-        return JSONResponse({"object": "list", "data": [self._model()]})
-
-    async def model(self, name: str) -> Response:
-        """GET /v1/models/{name}."""
-        check_model(name, self.served)
-        return JSONResponse(self._model())
-
-    async def tokenize(self, request: Request) -> Response:
-        """POST /tokenize: ids of a text or of a conversation."""
-        body = await self.read(request, TokenizeRequest)
-        check_model(body.model, self.served)
-        try:
-            if body.messages is not None:
-                messages = [message.plain() for message in body.messages]
-                tokens = await asyncio.to_thread(self.codec.encode_chat, messages, None, self.limits.body_bytes)
-            else:
-                text, special = body.prompt or "", body.add_special_tokens
-                tokens = await asyncio.to_thread(self.codec.encode, text, self.limits.body_bytes, special)
-        except PromptTooLongError as error:
-            raise PromptTooLongError(error.message, "prompt" if body.messages is None else "messages") from error
-        return JSONResponse({"tokens": list(tokens), "count": len(tokens), "max_model_len": self.served.context})
-
-    async def detokenize(self, request: Request) -> Response:
-        """POST /detokenize: text of ids."""
-        body = await self.read(request, DetokenizeRequest)
-        check_model(body.model, self.served)
-        if any(token >= self.codec.vocabulary for token in body.tokens):
-            raise PromptError(f"token ids must be below {self.codec.vocabulary}", "tokens")
-        return JSONResponse({"prompt": await asyncio.to_thread(self.codec.decode, body.tokens)})
-
-    async def page(self) -> Response:
-        """GET /: the live page."""
-        return HTMLResponse(_page(), headers={"content-security-policy": PAGE_POLICY})
-
-    async def health(self) -> Response:
-        """GET /health: this process answers."""
-        return JSONResponse({"status": "ok"})
-
-    async def ready(self) -> Response:
-        """GET /ready: both tiers can serve."""
-        if not await self.service.ready():
-            raise UnavailableError("a tier has no replica that can serve yet; /status tells which")
-        return JSONResponse({"status": "ready"})
-
-    async def status(self) -> Response:
-        """GET /status: tiers, load and what the controllers do."""
-        return JSONResponse(await self.service.status())
-
-    async def version(self) -> Response:
-        """GET /version."""
-        return JSONResponse({"version": self.served.version})
-
-    def _model(self) -> dict[str, object]:
-        return {
-            "id": self.served.model_id,
-            "object": "model",
-            "created": self.served.created,
-            "owned_by": "outrider",
-            "max_model_len": self.served.context,
-            "rule": self.served.rule,
-            "exact": self.served.exact,
-        }
-
-    def _echoes(self, body: CompletionRequest) -> list[str]:
-        return [prompt if isinstance(prompt, str) else self.codec.decode(prompt) for prompt in body.prompt]
-
-    def _deltas(self, asked: list[GenerationRequest]) -> AsyncGenerator[tuple[int, Delta], None]:
-        streams: list[AsyncIterator[Delta]] = [self.service.generate(one) for one in asked]
-        return merged(streams)
-
-    async def _gather(self, request: Request, answer: Answer, asked: list[GenerationRequest]) -> None:
-        async def collect() -> None:
-            deltas = self._deltas(asked)
-            try:
-                async for index, delta in deltas:
-                    answer.take(index, delta)
-            finally:
-                await deltas.aclose()
-
-        await while_connected(request, collect())
-
-    async def _stream(self, request: Request, answer: Answer, asked: list[GenerationRequest]) -> Response:
-        """The first delta is awaited before the status line goes out, so that a refusal is a refusal."""
-        deltas = self._deltas(asked)
-        try:
-            first = await while_connected(request, anext(deltas))
-        except BaseException:
-            await deltas.aclose()
-            raise
-        return EventStream(_events(answer, first, deltas))
-
-
-async def _events(
-    answer: Answer, first: tuple[int, Delta], deltas: AsyncGenerator[tuple[int, Delta], None]
-) -> AsyncGenerator[bytes, None]:
-    try:
-        try:
-            yield _event(answer.chunks(*first))
-            async for index, delta in deltas:
-                chunks = answer.chunks(index, delta)
-                if chunks:
-                    yield _event(chunks)
-            yield _event(answer.usage_chunk()) + DONE
-        except Exception as error:
-            if not isinstance(error, OutriderError):
-                refusals.logger.error("a stream failed", exc_info=error)
-            yield _event([refusals.error_body(error)]) + DONE
-    finally:
-        await deltas.aclose()
-
-
-def _event(chunks: list[dict[str, object]]) -> bytes:
-    """Chunks of one delta as one write."""
-    return b"".join(b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n" for chunk in chunks)
-
-
-def _options(body: Common, per_prompt: int) -> Options:
-    return Options(
-        logprobs=body.wanted_logprobs(),
-        include_usage=body.stream_options is not None and body.stream_options.include_usage,
-        speculation=body.speculation,
-        per_prompt=per_prompt,
-    )
-
-
-@functools.cache
-def _page() -> str:
-    return Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+from deployments.streams import GoneError
 
 
 def http_app(
-    service: Service, codec: Codec, served: Served, limits: HttpLimits | None = None, stamp_ids: bool = True
+    service: Service,
+    codec: Codec,
+    served: Served,
+    limits: HttpLimits | None = None,
+    gate: Gate | None = None,
+    stamp_ids: bool = True,
 ) -> FastAPI:
     """The application over `service`. All errors are in OpenAI's shape.
 
     stamp_ids: give requests their ids here; Ray Serve's proxy does it itself.
     """
-    door = Door(service, codec, served, limits or HttpLimits())
+    limits = limits or HttpLimits()
+    door = Door(service, codec, served, limits, gate or Gate())
     app = FastAPI(title="Outrider", version=served.version, openapi_url="/openapi.json", redirect_slashes=False)
     refusals.install(app)
 
@@ -245,18 +41,32 @@ def http_app(
     app.add_exception_handler(GoneError, gone)
     if stamp_ids:
         app.add_middleware(RequestIdMiddleware)
-    takes = openapi.body_of
-    app.post("/v1/completions", openapi_extra=takes(CompletionRequest))(door.complete)
-    app.post("/v1/chat/completions", openapi_extra=takes(ChatRequest))(door.chat)
-    app.get("/v1/models")(door.models)
-    app.get("/v1/models/{name:path}")(door.model)
+    if limits.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(limits.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    if limits.access_log:
+        app.add_middleware(AccessLogMiddleware)
+    _routes(app, door)
+    openapi.install(app)
+    return app
+
+
+def _routes(app: FastAPI, door: Door) -> None:
+    takes, known = openapi.body_of, [Depends(door.identify)]
+    app.post("/v1/completions", openapi_extra=takes(CompletionRequest), dependencies=known)(door.complete)
+    app.post("/v1/chat/completions", openapi_extra=takes(ChatRequest), dependencies=known)(door.chat)
+    app.get("/v1/models", dependencies=known)(door.models)
+    app.get("/v1/models/{name:path}", dependencies=known)(door.model)
     for prefix in ("", "/v1"):
-        app.post(f"{prefix}/tokenize", openapi_extra=takes(TokenizeRequest))(door.tokenize)
-        app.post(f"{prefix}/detokenize", openapi_extra=takes(DetokenizeRequest))(door.detokenize)
+        app.post(f"{prefix}/tokenize", openapi_extra=takes(TokenizeRequest), dependencies=known)(door.tokenize)
+        app.post(f"{prefix}/detokenize", openapi_extra=takes(DetokenizeRequest), dependencies=known)(door.detokenize)
+    app.get("/status", dependencies=known)(door.status)
     app.get("/", include_in_schema=False)(door.page)
     app.get("/health")(door.health)
     app.get("/ready")(door.ready)
-    app.get("/status")(door.status)
     app.get("/version")(door.version)
-    openapi.install(app)
-    return app

@@ -1,0 +1,247 @@
+"""What each HTTP route does. Knows no Ray; what generates, and who may ask, is handed in."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from fastapi import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+
+from actors.errors import OutriderError, PromptError, PromptTooLongError, UnavailableError
+from actors.messages import Delta, GenerationRequest
+from deployments import refusals
+from deployments.answers import Answer, ChatAnswer, Choice, CompletionAnswer, Options
+from deployments.edge import read_body
+from deployments.gate import Gate
+from deployments.keys import Tenant
+from deployments.schema import (
+    Body,
+    ChatRequest,
+    Common,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+    parse,
+)
+from deployments.service import Codec, Served, Service
+from deployments.streams import EventStream, merged, while_connected
+from deployments.toolcalls import ToolCallReader
+from deployments.translate import chat_requests, check_model, completion_requests
+
+DONE = b"data: [DONE]\n\n"
+PAGE_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
+"""The page is one file and talks to its own server only."""
+B = TypeVar("B", bound=Body)
+Deltas = AsyncGenerator[tuple[int, Delta], None]
+"""Steps of all choices, with the choice's index."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """What the door lets in.
+
+    body_bytes: the longest body; more is refused unread. cors_origins: pages of these origins may call from browsers.
+    access_log: one line of JSON per request, without keys and prompts.
+    """
+
+    body_bytes: int = 4 * 1024 * 1024
+    cors_origins: tuple[str, ...] = ()
+    access_log: bool = False
+
+
+@dataclass(slots=True)
+class Door:
+    """What the routes share."""
+
+    service: Service
+    codec: Codec
+    served: Served
+    limits: HttpLimits
+    gate: Gate
+    clock: Callable[[], float] = time.time
+
+    async def identify(self, request: Request) -> None:
+        """Finds out who asks. Raises ForbiddenError."""
+        request.state.tenant = self.gate.identify(request.headers.get("authorization"))
+
+    async def read(self, request: Request, model: type[B]) -> B:
+        """The checked body. Raises RequestError."""
+        return parse(model, await read_body(request, self.limits.body_bytes))
+
+    async def complete(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        body = await self.read(request, CompletionRequest)
+        id_ = f"cmpl-{secrets.token_hex(16)}"
+        asked = await asyncio.to_thread(completion_requests, body, id_, self.codec, self.served)
+        echoes = await asyncio.to_thread(self._echoes, body) if body.echo else [""] * len(body.prompt)
+        candidates = len(asked) // len(body.prompt)
+        choices = [Choice(i, echo=echoes[i // candidates]) for i in range(len(asked))]
+        answer = CompletionAnswer(id_, int(self.clock()), self.served, self.codec, choices, _options(body, candidates))
+        if body.stream:
+            return await self._stream(request, answer, self._deltas(request, body, asked))
+        await self._gather(request, answer, self._deltas(request, body, asked))
+        if candidates > body.n:
+            answer.keep_best(body.n)
+        return JSONResponse(answer.whole())
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        body = await self.read(request, ChatRequest)
+        id_ = f"chatcmpl-{secrets.token_hex(16)}"
+        asked = await asyncio.to_thread(chat_requests, body, id_, self.codec, self.served)
+        names = [] if body.tool_choice == "none" else [tool["function"]["name"] for tool in body.tools]
+        choices = [Choice(i, reader=ToolCallReader(names)) for i in range(len(asked))]
+        answer = ChatAnswer(id_, int(self.clock()), self.served, self.codec, choices, _options(body, body.n))
+        try:
+            if body.stream:
+                return await self._stream(request, answer, self._deltas(request, body, asked))
+            await self._gather(request, answer, self._deltas(request, body, asked))
+        except PromptError as error:
+            raise type(error)(error.message, "messages") from error
+        return JSONResponse(answer.whole())
+
+    async def models(self) -> Response:
+        """GET /v1/models."""
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, name: str) -> Response:
+        """GET /v1/models/{name}."""
+        check_model(name, self.served)
+        return JSONResponse(self._model())
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize: ids of a text or of a conversation."""
+        body = await self.read(request, TokenizeRequest)
+        check_model(body.model, self.served)
+        try:
+            if body.messages is not None:
+                messages = [message.plain() for message in body.messages]
+                tokens = await asyncio.to_thread(self.codec.encode_chat, messages, None, self.limits.body_bytes)
+            else:
+                text, special = body.prompt or "", body.add_special_tokens
+                tokens = await asyncio.to_thread(self.codec.encode, text, self.limits.body_bytes, special)
+        except PromptTooLongError as error:
+            raise PromptTooLongError(error.message, "prompt" if body.messages is None else "messages") from error
+        return JSONResponse({"tokens": list(tokens), "count": len(tokens), "max_model_len": self.served.context})
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize: text of ids."""
+        body = await self.read(request, DetokenizeRequest)
+        check_model(body.model, self.served)
+        if any(token >= self.codec.vocabulary for token in body.tokens):
+            raise PromptError(f"token ids must be below {self.codec.vocabulary}", "tokens")
+        return JSONResponse({"prompt": await asyncio.to_thread(self.codec.decode, body.tokens)})
+
+    async def page(self) -> Response:
+        """GET /: the live page."""
+        return HTMLResponse(_page(), headers={"content-security-policy": PAGE_POLICY})
+
+    async def health(self) -> Response:
+        """GET /health: this process answers."""
+        return JSONResponse({"status": "ok"})
+
+    async def ready(self) -> Response:
+        """GET /ready: both tiers can serve."""
+        if not await self.service.ready():
+            raise UnavailableError("a tier has no replica that can serve yet; /status tells which")
+        return JSONResponse({"status": "ready"})
+
+    async def status(self) -> Response:
+        """GET /status: tiers, load and what the controllers do."""
+        return JSONResponse(await self.service.status())
+
+    async def version(self) -> Response:
+        """GET /version."""
+        return JSONResponse({"version": self.served.version})
+
+    def _model(self) -> dict[str, object]:
+        return {
+            "id": self.served.model_id,
+            "object": "model",
+            "created": self.served.created,
+            "owned_by": "outrider",
+            "max_model_len": self.served.context,
+            "rule": self.served.rule,
+            "exact": self.served.exact,
+        }
+
+    def _echoes(self, body: CompletionRequest) -> list[str]:
+        return [prompt if isinstance(prompt, str) else self.codec.decode(prompt) for prompt in body.prompt]
+
+    async def _deltas(self, request: Request, body: Common, asked: list[GenerationRequest]) -> Deltas:
+        """What the service says, once the request's turn has come; the turn ends with the answer."""
+        tenant: Tenant = request.state.tenant
+        spent = 0
+        async with self.gate.admit(tenant, body.priority, len(asked), body.timeout_s):
+            streams: list[AsyncIterator[Delta]] = [self.service.generate(one) for one in asked]
+            deltas = merged(streams)
+            try:
+                async for index, delta in deltas:
+                    spent += len(delta.tokens) + (delta.usage.prompt_tokens if delta.usage else 0)
+                    yield index, delta
+            finally:
+                await deltas.aclose()
+                self.gate.settle(tenant, spent)
+
+    async def _gather(self, request: Request, answer: Answer, deltas: Deltas) -> None:
+        async def collect() -> None:
+            try:
+                async for index, delta in deltas:
+                    answer.take(index, delta)
+            finally:
+                await deltas.aclose()
+
+        await while_connected(request, collect())
+
+    async def _stream(self, request: Request, answer: Answer, deltas: Deltas) -> Response:
+        """The first delta is awaited before the status line goes out, so that a refusal is a refusal."""
+        try:
+            first = await while_connected(request, anext(deltas))
+        except BaseException:
+            await deltas.aclose()
+            raise
+        return EventStream(_events(answer, first, deltas))
+
+
+async def _events(answer: Answer, first: tuple[int, Delta], deltas: Deltas) -> AsyncGenerator[bytes, None]:
+    try:
+        try:
+            yield _event(answer.chunks(*first))
+            async for index, delta in deltas:
+                chunks = answer.chunks(index, delta)
+                if chunks:
+                    yield _event(chunks)
+            yield _event(answer.usage_chunk()) + DONE
+        except Exception as error:
+            if not isinstance(error, OutriderError):
+                refusals.logger.error("a stream failed", exc_info=error)
+            yield _event([refusals.error_body(error)]) + DONE
+    finally:
+        await deltas.aclose()
+
+
+def _event(chunks: list[dict[str, object]]) -> bytes:
+    """Chunks of one delta as one write."""
+    return b"".join(b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n" for chunk in chunks)
+
+
+def _options(body: Common, per_prompt: int) -> Options:
+    return Options(
+        logprobs=body.wanted_logprobs(),
+        include_usage=body.stream_options is not None and body.stream_options.include_usage,
+        speculation=body.speculation,
+        per_prompt=per_prompt,
+    )
+
+
+@functools.cache
+def _page() -> str:
+    return Path(__file__).with_name("page.html").read_text(encoding="utf-8")

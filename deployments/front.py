@@ -1,0 +1,72 @@
+"""The HTTP door's deployment: the door of door.py, over the orchestrator's handle, with its keys, limits and meter."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+
+from cluster import factory
+from cluster.config import DeploymentConfig, Ingress
+from cluster.recorder import RayRecorder
+from cluster.traces import tracer_for
+from deployments.door import HttpLimits
+from deployments.edge import access_log
+from deployments.fairness import FairQueue
+from deployments.gate import Gate
+from deployments.ingress import http_app
+from deployments.keys import KeyRing
+from deployments.meter import MeterMiddleware
+from deployments.orchestration import RemoteService
+from deployments.service import Served
+
+
+@serve.ingress()
+class IngressReplica:
+    """The HTTP door as a deployment."""
+
+    def __init__(self, raw: dict[str, Any], orchestrator: Any) -> None:
+        self._config = DeploymentConfig.model_validate(raw)
+        replica = serve.get_replica_context().replica_id.unique_id
+        self._service = RemoteService(orchestrator, tracer_for(self._config.tracing, "ingress", replica))
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        facts = await asyncio.to_thread(factory.text_facts, self._config)
+        served = _served(self._config, facts.context)
+        limits, gate = _limits(self._config.ingress), _gate(self._config.ingress)
+        app = http_app(self._service, facts.codec, served, limits, gate, stamp_ids=False)
+        context = serve.get_replica_context()
+        common = {
+            "application": context.app_name,
+            "tier": "ingress",
+            "model": self._config.model_id,
+            "replica": context.replica_id.unique_id,
+        }
+        app.add_middleware(MeterMiddleware, recorder=RayRecorder(common))
+        return app
+
+
+def _limits(settings: Ingress) -> HttpLimits:
+    if settings.access_log:
+        access_log.setLevel(logging.INFO)
+        if not access_log.handlers:
+            access_log.addHandler(logging.StreamHandler())
+            access_log.propagate = False
+    return HttpLimits(settings.max_body_bytes, settings.cors_origins, settings.access_log)
+
+
+def _gate(settings: Ingress) -> Gate:
+    return Gate(KeyRing(settings.keys_file, time.monotonic), FairQueue(settings.running, settings.queue))
+
+
+def _served(config: DeploymentConfig, context: int) -> Served:
+    try:
+        release = version("outrider")
+    except PackageNotFoundError:  # run from a source tree on PYTHONPATH
+        release = "0"
+    return Served(config.model_id, context, config.rule, created=int(time.time()), version=release)
