@@ -9,12 +9,12 @@ index=${3:-}
 
 case $variant in
   cpu)
-    extras=()
+    extras=(traces)
     cp constraints.txt "${TMPDIR:-/tmp}/constraints.txt"
     ;;
   cuda)
     # vLLM pins much of what it uses; held to our versions is what both sides of an actor boundary must share.
-    extras=(vllm)
+    extras=(vllm traces)
     grep -E '^(ray|torch|transformers|numpy|pydantic|pydantic_core)==' constraints.txt > "${TMPDIR:-/tmp}/constraints.txt"
     ;;
   *)

@@ -7,6 +7,7 @@ import itertools
 import re
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from cluster.config import DeploymentConfig, load_config
 from cluster.manifests import COMPONENT, IMPORT_PATH
 
 overlays = pytest.mark.parametrize("overlay", OVERLAYS)
-SECRETS = {"outrider-hub", "outrider-redis"}
+SECRETS = {"outrider-api-keys", "outrider-hub", "outrider-redis"}
 
 
 def walk(node: Any) -> Iterator[tuple[str, Any]]:
@@ -202,6 +203,16 @@ def test_every_part_finds_its_pods(overlay: str) -> None:
         assert float(resources.get("GPU", 0)) >= tier.resources.num_gpus
         limit = by_name[part]["template"]["spec"]["containers"][0]["resources"]["limits"].get("nvidia.com/gpu", "0")
         assert limit == resources.get("GPU", "0")
+
+
+@overlays
+def test_keys_are_read_from_the_mounted_secret(overlay: str) -> None:
+    path = deployment(overlay).ingress.keys_file
+    mounts = {
+        mount["name"]: mount for mount in next(p for p in pods(overlay) if p.name == "front").container["volumeMounts"]
+    }
+    assert path is None or str(Path(path).parent) == mounts["keys"]["mountPath"]
+    assert (path is not None) == (overlay != "kind")
 
 
 @overlays
