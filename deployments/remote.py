@@ -13,6 +13,7 @@ import httpx
 from actors import errors
 from actors.errors import EngineError, InvalidSettingError, OutriderError, RequestError, UnavailableError
 from actors.messages import Alternatives, Delta, GenerationRequest, Usage
+from deployments.results import usage_from
 
 CONNECT_LIMIT_S = 10.0
 
@@ -115,7 +116,7 @@ class _Held:
                 self._usage = Usage(passes=told.get("passes", 0))
         if chunk.get("usage"):
             self.ended = True
-            yield Delta(finish=self._finish, stop=self._stop, usage=_usage(chunk["usage"], self._usage.passes))
+            yield Delta(finish=self._finish, stop=self._stop, usage=usage_from(chunk["usage"], self._usage.passes))
 
 
 def error_from(status: int, body: bytes, headers: httpx.Headers) -> OutriderError:
@@ -172,18 +173,4 @@ def _delta(tokens: list[dict[str, Any]]) -> Delta:
             Alternatives(token["logprob"], tuple((other, score) for other, score in token["top"])) for token in scored
         ),
         margins=tuple(token["margin"] for token in tokens if "margin" in token),
-    )
-
-
-def _usage(told: dict[str, Any], passes: int) -> Usage:
-    details = told.get("completion_tokens_details", {})
-    accepted = details.get("accepted_draft_tokens", 0)
-    return Usage(
-        prompt_tokens=told["prompt_tokens"],
-        completion_tokens=told["completion_tokens"],
-        proposed_tokens=accepted + details.get("rejected_draft_tokens", 0),
-        accepted_tokens=accepted,
-        passes=passes,
-        accepted_prediction_tokens=details.get("accepted_prediction_tokens", 0),
-        rejected_prediction_tokens=details.get("rejected_prediction_tokens", 0),
     )

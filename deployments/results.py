@@ -75,3 +75,18 @@ class Result:
             kind = getattr(errors, name, OutriderError)
             told["error"] = kind(message, param)
         return cls(**told)
+
+
+def usage_from(told: dict[str, Any], passes: int = 0) -> Usage:
+    """OpenAI's usage object, with this project's details, as a Usage."""
+    details = told.get("completion_tokens_details") or {}
+    accepted = details.get("accepted_draft_tokens", 0)
+    return Usage(
+        prompt_tokens=told.get("prompt_tokens", 0),
+        completion_tokens=told.get("completion_tokens", 0),
+        proposed_tokens=accepted + details.get("rejected_draft_tokens", 0),
+        accepted_tokens=accepted,
+        passes=passes,
+        accepted_prediction_tokens=details.get("accepted_prediction_tokens", 0),
+        rejected_prediction_tokens=details.get("rejected_prediction_tokens", 0),
+    )

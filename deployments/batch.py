@@ -1,0 +1,241 @@
+"""OpenAI Batch files: requests in one file, answers in another, errors in a third. A job that was killed goes on.
+
+The output files are the job's memory: an item is done when its line is in one of them, so each input has exactly one
+line in the end, whenever the job was stopped. Lines are written whole; one that a crash cut short is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from actors.errors import ConfigError, OutriderError, RequestError
+from deployments.refusals import error_body
+
+ROUTES = ("/v1/chat/completions", "/v1/completions")
+MAX_LINE_BYTES = 8 * 1024 * 1024
+
+Json = dict[str, Any]
+Post = Callable[[str, Json], Awaitable[tuple[int, str, Json]]]
+"""Sends a body to a route; returns status, request id and the answer's body. Raises OutriderError when nothing can."""
+
+
+class LineError(RequestError):
+    """A line of a batch file that is no request."""
+
+    code = "invalid_line"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One request of a batch file. `line` counts from 1."""
+
+    line: int
+    custom_id: str
+    url: str
+    body: Json
+
+
+@dataclass(slots=True)
+class Counts:
+    """How a job stands. `resumed` were done by an earlier run and are counted as what they became."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    resumed: int = 0
+
+
+def read_items(lines: Iterator[bytes]) -> Iterator[Item | tuple[int, str | None, LineError]]:
+    """Requests in order; a damaged line is yielded as its number, its id if it has one, and what is wrong."""
+    seen: set[str] = set()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        custom_id = None
+        try:
+            data = _parsed(line, number)
+            custom_id = data.get("custom_id") if isinstance(data.get("custom_id"), str) else None
+            if not custom_id:
+                raise LineError(f"line {number}: custom_id must be a text that is not empty", "custom_id")
+            if custom_id in seen:
+                raise LineError(f"line {number}: custom_id {custom_id!r} was used before", "custom_id")
+            yield _item(data, number, custom_id)
+            seen.add(custom_id)
+        except LineError as error:
+            yield number, custom_id, error
+
+
+def _parsed(line: bytes, number: int) -> Json:
+    if len(line) > MAX_LINE_BYTES:
+        raise LineError(f"line {number}: longer than {MAX_LINE_BYTES} bytes")
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise LineError(f"line {number}: not JSON") from error
+    if not isinstance(data, dict):
+        raise LineError(f"line {number}: not a JSON object")
+    return data
+
+
+def _item(data: Json, number: int, custom_id: str) -> Item:
+    if data.get("method", "POST") != "POST":
+        raise LineError(f"line {number}: method must be POST", "method")
+    if data.get("url") not in ROUTES:
+        raise LineError(f"line {number}: url must be one of {', '.join(ROUTES)}", "url")
+    body = data.get("body")
+    if not isinstance(body, dict):
+        raise LineError(f"line {number}: body must be a JSON object", "body")
+    if body.get("stream"):
+        raise LineError(f"line {number}: a batch cannot stream", "stream")
+    return Item(number, custom_id, data["url"], body)
+
+
+class ResultFile:
+    """Lines of results, appended whole. `done` holds what identifies the lines that are in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.done: set[tuple[str, object]] = set()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: BinaryIO = open(path, "a+b")  # noqa: SIM115 (closed by `close`)
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+        try:
+            self._recover()
+        except ConfigError:
+            self._file.close()
+            raise
+
+    def _recover(self) -> None:
+        self._file.seek(0)
+        whole = 0
+        for number, line in enumerate(self._file, 1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                self.done.add(_identity(json.loads(line)))
+            except (ValueError, KeyError, TypeError) as error:
+                raise ConfigError(f"{self.path}, line {number}: this is no result of a batch") from error
+            whole += len(line)
+        self._file.truncate(whole)
+        self._file.seek(0, os.SEEK_END)
+
+    def add(self, result: Json) -> None:
+        """Append one line; returns when the operating system has it."""
+        self._file.write(json.dumps(result, ensure_ascii=False).encode() + b"\n")
+        self._file.flush()
+        self.done.add(_identity(result))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _identity(result: Json) -> tuple[str, object]:
+    """A request's id names it; a damaged line is named by its number."""
+    if "line" in result:
+        return ("line", int(result["line"]))
+    return ("id", str(result["custom_id"]))
+
+
+@dataclass(slots=True)
+class Batch:
+    """One job. `concurrency` requests are under way at once.
+
+    report: told of every item: whether there is an answer, and its body (empty for those of an earlier run).
+    """
+
+    source: Path
+    results: Path
+    errors: Path
+    post: Post
+    concurrency: int = 64
+    report: Callable[[bool, Json], None] = lambda ok, body: None
+    counts: Counts = field(default_factory=Counts)
+
+    async def run(self) -> Counts:
+        """Do what is not done. Raises ConfigError when a file cannot be used; errors of items are results."""
+        self.counts = Counts()
+        answers = ResultFile(self.results)
+        try:
+            problems = ResultFile(self.errors)
+        except ConfigError:
+            answers.close()
+            raise
+        try:
+            with self._open() as source:
+                await self._all(read_items(iter(source)), answers, problems)
+        finally:
+            answers.close()
+            problems.close()
+        return self.counts
+
+    def _open(self) -> BinaryIO:
+        try:
+            return open(self.source, "rb")
+        except OSError as error:
+            raise ConfigError(f"cannot read {self.source}: {error.strerror}") from error
+
+    async def _all(
+        self, items: Iterator[Item | tuple[int, str | None, LineError]], answers: ResultFile, problems: ResultFile
+    ) -> None:
+        async def worker() -> None:
+            for item in items:  # shared: the file is read as fast as it is worked off
+                await self._one(item, answers, problems)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self.concurrency):
+                group.create_task(worker())
+
+    async def _one(
+        self, item: Item | tuple[int, str | None, LineError], answers: ResultFile, problems: ResultFile
+    ) -> None:
+        counts = self.counts
+        counts.total += 1
+        if not isinstance(item, Item):
+            line, custom_id, error = item
+            if ("line", line) in problems.done:
+                counts.resumed += 1
+            else:
+                problems.add({**_result(custom_id), "line": line, **error_body(error)})
+            counts.failed += 1
+            self.report(False, {})
+        elif ("id", item.custom_id) in answers.done:
+            counts.completed += 1
+            counts.resumed += 1
+            self.report(True, {})
+        elif ("id", item.custom_id) in problems.done:
+            counts.failed += 1
+            counts.resumed += 1
+            self.report(False, {})
+        else:
+            await self._ask(item, answers, problems)
+
+    async def _ask(self, item: Item, answers: ResultFile, problems: ResultFile) -> None:
+        try:
+            status, request_id, body = await self.post(item.url, item.body)
+        except OutriderError as error:
+            problems.add({**_result(item.custom_id), **error_body(error)})
+            self.counts.failed += 1
+            self.report(False, {})
+            return
+        response = {"status_code": status, "request_id": request_id, "body": body}
+        if status == 200:
+            answers.add({**_result(item.custom_id), "response": response, "error": None})
+            self.counts.completed += 1
+        else:
+            problems.add({**_result(item.custom_id), "response": response, "error": body.get("error")})
+            self.counts.failed += 1
+        self.report(status == 200, body)
+
+
+def _result(custom_id: str | None) -> Json:
+    return {"id": f"batch_req_{secrets.token_hex(12)}", "custom_id": custom_id, "response": None}

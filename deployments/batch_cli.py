@@ -1,0 +1,112 @@
+"""`outrider batch`: an OpenAI Batch file through a server, resumable."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from actors.errors import UnavailableError
+
+if TYPE_CHECKING:
+    import httpx
+
+    from deployments.batch import Counts, Post
+
+PATIENCE = 8
+"""Tries of one item before it counts as failed; the pauses between them grow to twenty seconds."""
+RETRIED = (429, 500, 502, 503, 504)
+
+
+def batch(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="Requests, one a line, as OpenAI's Batch API has them.")],
+    results: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Answers; what is in there already is not asked again.")
+    ],
+    errors: Annotated[Path | None, typer.Option(help="Failed items and damaged lines. Default: OUT.errors.")] = None,
+    url: Annotated[str, typer.Option(help="The server.", envvar="OUTRIDER_URL")] = "http://127.0.0.1:8000",
+    key: Annotated[str | None, typer.Option(help="API key.", envvar="OUTRIDER_API_KEY")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests under way at once.")] = 64,
+) -> None:
+    """Answer every request of a file. Stop it at any moment: the same command goes on where it was.
+
+    Exit code 1 when an item failed; --errors tells which, and why.
+    """
+    counts = asyncio.run(
+        _run(source, results, errors or results.with_name(results.name + ".errors"), url, key, concurrency)
+    )
+    typer.echo(
+        f"{counts.completed} answered, {counts.failed} failed, of {counts.total} ({counts.resumed} by an earlier run)",
+        err=True,
+    )
+    raise typer.Exit(1 if counts.failed else 0)
+
+
+async def _run(source: Path, results: Path, errors: Path, url: str, key: str | None, concurrency: int) -> Counts:
+    import httpx
+
+    from deployments.batch import Batch
+    from deployments.progress import progress_for
+    from deployments.remote import CONNECT_LIMIT_S
+    from deployments.results import Result, usage_from
+
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    timeout = httpx.Timeout(None, connect=CONNECT_LIMIT_S)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=concurrency)
+    bar = progress_for(_lines(source), None)
+
+    def report(ok: bool, body: dict[str, Any]) -> None:
+        error = None if ok else UnavailableError("failed")
+        bar.add(Result(0, usage=usage_from(body.get("usage") or {}), error=error))
+
+    try:
+        async with httpx.AsyncClient(
+            base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=timeout, limits=limits
+        ) as http:
+            return await Batch(source, results, errors, _posting(http), concurrency, report).run()
+    finally:
+        bar.close()
+
+
+def _posting(http: httpx.AsyncClient) -> Post:
+    import httpx as client
+
+    async def post(route: str, body: dict[str, Any]) -> tuple[int, str, dict[str, Any]]:
+        for attempt in range(PATIENCE):
+            pause = random.uniform(0, min(20.0, 0.5 * 2**attempt))
+            try:
+                response = await http.post(route, json=body)
+            except client.HTTPError as error:
+                if attempt + 1 == PATIENCE:
+                    raise UnavailableError(f"{http.base_url} cannot be reached: {error}") from error
+            else:
+                if response.status_code not in RETRIED or attempt + 1 == PATIENCE:
+                    return response.status_code, response.headers.get("x-request-id", ""), _json(response)
+                asked = response.headers.get("retry-after", "")
+                pause = max(pause, float(asked) if asked.isdecimal() else 0.0)
+            await asyncio.sleep(pause)
+        raise UnavailableError("not reached")
+
+    return post
+
+
+def _json(response: httpx.Response) -> dict[str, Any]:
+    try:
+        told = response.json()
+    except ValueError:
+        told = None
+    if isinstance(told, dict):
+        return told
+    return {"error": {"message": response.text[:200], "type": "server_error", "param": None, "code": None}}
+
+
+def _lines(path: Path) -> int:
+    """How many there are, for the progress bar; a file that cannot be read is reported later."""
+    try:
+        with path.open("rb") as file:
+            return sum(1 for line in file if line.strip())
+    except OSError:
+        return 0

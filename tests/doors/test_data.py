@@ -1,0 +1,29 @@
+"""The class for Ray Data, called as Ray Data calls it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tiny import Reciter, byte_codec
+
+from deployments import data
+from deployments.client import Client
+
+
+def test_adds_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = byte_codec()
+    reciter = Reciter(codec)
+    monkeypatch.setattr(data, "connect", lambda *_, **__: Client(reciter))
+    generate = data.Generate("auto", max_tokens=5)
+    prompts = np.empty(3, dtype=object)
+    prompts[:] = ["a", np.array([5, 6]), np.array([{"role": "user", "content": "x"}], dtype=object)]
+    got = generate({"prompt": prompts, "n": np.arange(3)})
+    assert got["n"].tolist() == [0, 1, 2]
+    assert got["text"].tolist() == ["Hello"] * 3
+    assert got["tokens"][0] == list(codec.encode("Hello"))
+    assert got["error"].tolist() == [""] * 3
+    assert [(r.text, r.tokens, bool(r.messages)) for r in sorted(reciter.requests, key=lambda r: str(r.text))] == [
+        (None, (5, 6), False),
+        (None, None, True),
+        ("a", None, False),
+    ]
