@@ -163,7 +163,7 @@ def plan(given: PlanInput) -> Plan:
         rows += [
             _ahead(given, rule, agreement, "tree", lookahead, targets, drafts)
             for targets, drafts in RATIOS
-            if targets != drafts and targets * given.sequences <= 512
+            if targets != drafts and drafts <= targets * given.sequences <= 512  # no draft without a sequence
         ]
     limits = {rule: break_even(given.target, a.acceptance) for rule, a in given.agreements.items()}
     return Plan(tuple(rows), limits, _best(rows))

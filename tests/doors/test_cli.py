@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from actors.messages import Usage
 from cluster.config import load_config
 from deployments import cli
 from deployments.comparison import Summary, Timing, compare, quantile
+from deployments.plan_cli import achieved
+from deployments.results import Result
 
 
 def outrider(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -101,6 +104,34 @@ def test_the_demo_s_file_is_what_serve_deploy_takes() -> None:
     assert schema.applications[0].import_path == "deployments.app:build"
     assert load_config(schema.applications[0].args) == load_config(path)
     assert schema.http_options.host == load_config(path).ingress.host
+
+
+def test_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text("effort: 50\nlookaheads: [4]\n")
+    code, out, _ = outrider(
+        capsys, "plan", str(path), "--pass-ms", "25", "--step-ms", "3", "--acceptance", "0.8", "--json"
+    )
+    told = json.loads(out)
+    assert code == 0
+    assert told["pays"]
+    assert told["rows"][0]["speedup"] == 1.0
+    path.write_text("efort: 50\n")
+    code, _, err = outrider(capsys, "plan", str(path))
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "efort" in err
+    code, _, err = outrider(capsys, "plan", "--target", "abacus-70b")
+    assert (code, len(err.splitlines())) == (2, 1)
+
+
+def test_acceptance_is_read_off_the_origins() -> None:
+    """Passes of 2 accepted + correction, plain, 1 accepted + bonus, and 1 accepted that a cap cut: 7 tokens in 4."""
+    result = Result(0, tokens=list(range(7)), usage=Usage(proposed_tokens=8, accepted_tokens=4))
+    result.origins = ["accepted", "accepted", "correction", "plain", "accepted", "bonus", "accepted"]
+    told = achieved([result])
+    assert (told["passes"], told["acceptance_length"], told["acceptance_rate"]) == (4, 7 / 4, 0.5)
+    assert told["plain_share"] == 1 / 4
+    assert told["accepted_per_pass"] == {0: 1 / 4, 1: 1 / 2, 2: 1 / 4}
 
 
 def test_comparison_figures() -> None:
