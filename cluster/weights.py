@@ -109,6 +109,13 @@ def _quietly() -> Iterator[None]:
         logging.set_verbosity(verbosity)
 
 
+def load_demo_draft(dtype: torch.dtype) -> Any:
+    """The demo draft as a transformers model, on the CPU."""
+    module = load_module(models.DEMO_DRAFT, dtype, _DEMO_DRAFT_LAYERS)
+    _adopt_demo_draft(module, dtype, None)
+    return module
+
+
 def _adopt_demo_draft(module: Any, dtype: torch.dtype, file: Path | None) -> torch.Tensor:
     """Put the trained layers over the target's embedding and head. Returns the ids that the draft may propose."""
     from safetensors.torch import load_file

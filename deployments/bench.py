@@ -55,7 +55,7 @@ def command(
     """
     from rich.console import Console
 
-    from deployments import bench_report, bench_scenarios
+    from deployments import bench_demo, bench_report, bench_scenarios
     from deployments import trace as timeline
     from deployments.bench_lab import Lab
 
@@ -76,6 +76,7 @@ def command(
         Name.overhead: bench_scenarios.overhead,
         Name.scaling: bench_scenarios.scaling,
         Name.saturation: bench_scenarios.saturation,
+        Name.demo: bench_demo.demo,
     }
     chosen = [name for name in scenarios if scenario in (name, Name.all)]
 

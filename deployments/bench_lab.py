@@ -28,6 +28,7 @@ class Load:
     """Answers' lengths are spread evenly over tokens ± this share, so that sequences do not end together."""
     prompts: tuple[tuple[int, ...], ...] = ()
     """Taken in turn; made up when empty."""
+    ignore_eos: bool = True
 
     @property
     def at_once(self) -> int:
@@ -40,7 +41,9 @@ class Load:
             number = repeat * self.sequences + i
             share = 2 * ((i * 0.618034) % 1.0) - 1 if self.vary else 0.0
             length = max(1, round(self.tokens * (1 + self.vary * share)))
-            sampling = SamplingSettings(temperature=self.temperature, max_tokens=length, seed=number, ignore_eos=True)
+            sampling = SamplingSettings(
+                temperature=self.temperature, max_tokens=length, seed=number, ignore_eos=self.ignore_eos
+            )
             prompt = self.prompts[number % len(self.prompts)] if self.prompts else made_up_prompt(number)
             made.append(GenerationRequest(f"{name}-{repeat}-{i}", sampling, tokens=prompt))
         return made
