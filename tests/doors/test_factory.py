@@ -1,0 +1,102 @@
+"""What is found out before anything is started: models that are not there, and drafts of another vocabulary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from actors.errors import ConfigError, ModelMismatchError
+from actors.words import WordCodec
+from cluster.config import load_config
+from cluster.factory import draft_model, pin, prepare, text_facts
+from deployments import cli
+from deployments.local import free_port
+
+
+def checkpoint(folder: Path, words: list[str]) -> str:
+    """As much of a checkpoint as is looked at before weights are loaded."""
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0]))
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=words[0]).save_pretrained(folder)
+    described = {"model_type": "llama", "vocab_size": len(words), "max_position_embeddings": 128}
+    (folder / "config.json").write_text(json.dumps(described))
+    return str(folder)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[str, str, str]:
+    """A target, a draft that fits, and one whose vocabulary has the same words in another order."""
+    words = [f"w{i}" for i in range(20)]
+    permuted = [words[0], *reversed(words[1:])]
+    return (
+        checkpoint(tmp_path / "target", words),
+        checkpoint(tmp_path / "fits", words),
+        checkpoint(tmp_path / "permuted", permuted),
+    )
+
+
+def test_a_permuted_vocabulary_is_named_before_anything_starts(
+    pair: tuple[str, str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, fits, permuted = pair
+    prepare(load_config({"target": {"model": target}, "draft": {"model": fits}}))
+    raw = {"target": {"model": target}, "draft": {"model": permuted}}
+    with pytest.raises(ModelMismatchError, match="vocabulary"):
+        prepare(load_config(raw))
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", str(path), "--port", str(free_port())])
+    assert ended.value.code == 2
+    assert "does not share the vocabulary" in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere"):
+        prepare(load_config({"target": {"model": str(tmp_path / "nowhere")}}))
+
+
+def test_text_facts_need_no_weights(pair: tuple[str, str, str]) -> None:
+    facts = text_facts(load_config({"target": {"model": pair[0], "settings": {"context": 64}}}))
+    assert (facts.vocabulary, facts.context) == (20, 64)
+    facts = text_facts(load_config({"target": {"model": pair[0]}, "draft": {"kind": "none"}}))
+    assert facts.context == 128  # the model's own positions
+    emulated = {"engine": "emulated", "model": "emulated:reference"}
+    facts = text_facts(load_config({"target": emulated, "draft": {"kind": "none"}}))
+    assert isinstance(facts.codec, WordCodec)
+
+
+def test_lookup_settings_are_checked() -> None:
+    card = draft_model(load_config({"draft": {"kind": "prompt_lookup", "engine_kwargs": {"longest": 3}}})).card()
+    assert card.vocabulary == 0
+    with pytest.raises(ConfigError, match="engine_kwargs"):
+        draft_model(load_config({"draft": {"kind": "prompt_lookup", "engine_kwargs": {"size": 3}}}))
+
+
+def test_pinning_keeps_to_what_there_is(caplog: pytest.LogCaptureFixture) -> None:
+    """Run in a thread, because it is the calling thread that is pinned."""
+    import os
+    import threading
+
+    from cluster.config import Resources
+
+    seen: list[set[int]] = []
+
+    def look(cores: tuple[int, ...]) -> None:
+        pin(Resources(cores=cores))
+        seen.append(os.sched_getaffinity(0))
+
+    before = os.sched_getaffinity(0)
+    first = min(before)
+    for cores in ((first, 4000), (4000,)):
+        thread = threading.Thread(target=look, args=(cores,))
+        thread.start()
+        thread.join()
+    assert seen == [{first}, before]
+    assert "not pinned" in caplog.text
+    assert os.sched_getaffinity(0) == before
