@@ -36,7 +36,7 @@ class Curve:
     memory: observations per bin after which the oldest half weighs half, so that the map follows a change.
     """
 
-    __slots__ = ("_memory", "_prior", "_slopes", "_stale", "_sums", "_trials", "_wins", "_xs", "_ys")
+    __slots__ = ("_lines", "_memory", "_prior", "_stale", "_sums", "_trials", "_wins", "_xs", "_ys")
 
     def __init__(self, prior: float = 6.0, memory: float = 400.0) -> None:
         bins = len(EDGES) + 1
@@ -65,13 +65,11 @@ class Curve:
         """The probability that a guess of this raw confidence comes true."""
         if self._stale >= 8:
             self._fit()
-        xs = self._xs
-        i = bisect_right(xs, raw) - 1
-        if i < 0:
+        i = bisect_right(self._xs, raw)
+        if i == 0:
             return self._ys[0]
-        if i >= len(self._slopes):
-            return self._ys[-1]
-        return self._ys[i] + (raw - xs[i]) * self._slopes[i]
+        base, slope = self._lines[i - 1]
+        return base + raw * slope
 
     def _fit(self) -> None:
         borders = (0.0, *EDGES, 1.0)
@@ -90,9 +88,10 @@ class Curve:
         weights.append(0.01 * prior)  # certainty is claimed only where nothing was seen below it to contradict it
         ys = isotonic(ys, weights)
         self._xs, self._ys = xs, ys
-        self._slopes = [
-            (ys[j + 1] - ys[j]) / (xs[j + 1] - xs[j]) if xs[j + 1] > xs[j] else 0.0 for j in range(len(xs) - 1)
+        slopes = [
+            (y1 - y0) / (x1 - x0) if x1 > x0 else 0.0 for x0, x1, y0, y1 in zip(xs, xs[1:], ys, ys[1:], strict=False)
         ]
+        self._lines = [(y - x * slope, slope) for x, y, slope in zip(xs, ys, [*slopes, 0.0], strict=True)]
         self._stale = 0
 
 
@@ -112,7 +111,9 @@ class Calibration:
 
     def probabilities(self, confidences: Sequence[float]) -> list[float]:
         """Probabilities of the children of one node; at most one of them comes true, so their sum is at most one."""
-        last = len(self._curves) - 1
-        found = [self._curves[min(rank, last)](raw) for rank, raw in enumerate(confidences)]
+        curves = self._curves
+        found = [curve(raw) for curve, raw in zip(curves, confidences, strict=False)]
+        if len(confidences) > len(curves):
+            found += [curves[-1](raw) for raw in confidences[len(curves) :]]
         total = sum(found)
         return [p / total for p in found] if total > 1.0 else found
