@@ -32,7 +32,7 @@ class Stream:
     status: int = 0
 
 
-def config(slots: int, pass_ms: float) -> DeploymentConfig:
+def config(slots: int, pass_ms: float, embedded: bool) -> DeploymentConfig:
     """Emulated tiers without a draft."""
     return load_config(
         {
@@ -44,6 +44,7 @@ def config(slots: int, pass_ms: float) -> DeploymentConfig:
                 "settings": {"slots": slots, "context": 4096},
             },
             "draft": {"kind": "none"},
+            "orchestrator": {"embedded": embedded},
             "ingress": {"port": free_port()},
         }
     )
@@ -120,17 +121,19 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--rate", type=float, default=30.0, help="tokens a second of each stream")
     parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--apart", action="store_true", help="orchestrators in processes of their own")
     parser.add_argument("--out")
     arguments = parser.parse_args()
     tokens = int(arguments.rate * arguments.seconds)
     told: dict[str, Any] = {
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+        "orchestrator": "apart" if arguments.apart else "embedded",
         "haproxy": os.environ.get("RAY_SERVE_ENABLE_HA_PROXY", "0"),
     }
     with ray_cluster():
-        with application(config(16, 5.0)) as url, connect("auto") as handle:
+        with application(config(16, 5.0, not arguments.apart)) as url, connect("auto") as handle:
             told["time to first token, ms"] = {**first_token_ms(url, handle), "of which the target's pass": 5.0}
-        with application(config(arguments.streams, 1e3 / arguments.rate)) as url:
+        with application(config(arguments.streams, 1e3 / arguments.rate, not arguments.apart)) as url:
             asyncio.run(crowd(url, 8, 8))  # warm up
             before, started = cpu_seconds(), time.perf_counter()
             results = asyncio.run(crowd(url, arguments.streams, tokens))

@@ -117,8 +117,10 @@ class Ingress(Settings):
 
 
 class Orchestrators(Settings):
-    """The orchestrator deployment."""
+    """The orchestrators."""
 
+    embedded: bool = True
+    """Every ingress replica runs one of its own, a hop less for HTTP; `replicas` then serve Python handles."""
     replicas: Annotated[int, Field(ge=1)] = 1
     labels: dict[str, str] = {}
     """Ray node labels that the node must carry."""

@@ -22,30 +22,39 @@ from deployments.gate import Gate
 from deployments.ingress import http_app
 from deployments.keys import KeyRing
 from deployments.meter import MeterMiddleware
-from deployments.orchestration import RemoteService
-from deployments.service import Served
+from deployments.orchestration import OwnService, RemoteService
+from deployments.service import Served, Service
 
 
 @serve.ingress()
 class IngressReplica:
-    """The HTTP door as a deployment."""
+    """The HTTP door as a deployment.
+
+    With `orchestrator.embedded` it runs an orchestrator of its own, which spares every answer a hop between
+    processes; otherwise answers come from the orchestrators behind `orchestrator`, a handle.
+    """
 
     def __init__(self, raw: dict[str, Any], orchestrator: Any) -> None:
         self._config = DeploymentConfig.model_validate(raw)
-        replica = serve.get_replica_context().replica_id.unique_id
-        self._service = RemoteService(orchestrator, tracer_for(self._config.tracing, "ingress", replica))
+        self._handle = orchestrator
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         facts = await asyncio.to_thread(factory.text_facts, self._config)
         served = _served(self._config, facts.context)
         limits, gate = _limits(self._config.ingress), _gate(self._config.ingress)
-        app = http_app(self._service, facts.codec, served, limits, gate, stamp_ids=False)
         context = serve.get_replica_context()
+        replica = context.replica_id.unique_id
+        service: Service
+        if self._config.orchestrator.embedded:
+            service = await OwnService.start(self._config, facts, context.app_name, replica)
+        else:
+            service = RemoteService(self._handle, tracer_for(self._config.tracing, "ingress", replica))
+        app = http_app(service, facts.codec, served, limits, gate, stamp_ids=False)
         common = {
             "application": context.app_name,
             "tier": "ingress",
             "model": self._config.model_id,
-            "replica": context.replica_id.unique_id,
+            "replica": replica,
         }
         app.add_middleware(MeterMiddleware, recorder=RayRecorder(common))
         return app

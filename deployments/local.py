@@ -91,12 +91,20 @@ def application(config: DeploymentConfig, report: Report = lambda _: None) -> It
             serve.run(build(config), name=config.name, route_prefix=config.ingress.route_prefix)
         except RuntimeError as error:
             raise ConfigError(_reason(config.name) or f"the application did not start: {error}") from error
-        url = f"http://{config.ingress.host}:{config.ingress.port}{config.ingress.route_prefix.rstrip('/')}"
+        url = f"http://{config.ingress.host}:{_port(config)}{config.ingress.route_prefix.rstrip('/')}"
         _await_ready(config, url)
         yield url
     finally:
         with contextlib.suppress(Exception):  # the cluster may be gone already
             serve.delete(config.name)
+
+
+def _port(config: DeploymentConfig) -> int:
+    """Where Serve listens: it keeps the port it was first started with, whatever a later application asks for."""
+    from ray.serve.context import _get_global_client
+
+    client = _get_global_client()
+    return int(client.http_config.port) if client is not None else config.ingress.port
 
 
 def wait_for_interrupt() -> None:
@@ -111,13 +119,16 @@ def _await_ready(config: DeploymentConfig, url: str, limit_s: float = 60.0) -> N
 
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
-        if httpx.get(f"{url}/ready", timeout=limit_s).status_code == 200:
-            return
-        refused = httpx.get(f"{url}/status", timeout=limit_s).json()
+        time.sleep(0.05)
+        try:
+            if httpx.get(f"{url}/ready", timeout=limit_s).status_code == 200:
+                return
+            refused = httpx.get(f"{url}/status", timeout=limit_s).json()
+        except (httpx.TransportError, ValueError):  # the proxy is on its way up
+            continue
         for tier in ("target", "draft"):
             for reason in refused.get(tier, {}).get("refused", {}).values():
                 raise ConfigError(f"the {tier} cannot be used: {reason}")
-        time.sleep(0.05)
     raise ConfigError(f"the tiers of {config.name} were not ready within {limit_s:.0f} s")
 
 

@@ -15,12 +15,53 @@ from actors.orchestrator import Orchestrator
 from actors.tracing import NO_TRACES, Tracer
 from cluster import factory
 from cluster.config import DeploymentConfig
+from cluster.factory import TextFacts
 from cluster.recorder import RayRecorder
 from cluster.traces import tracer_for
 from deployments.directory import NamedActors
 
 MOST_MOVES = 3
 """Orchestrators that one answer may lose before it ends with an error."""
+
+
+class OwnService:
+    """A Service over an orchestrator in this process. Make it with `await OwnService.start(...)`."""
+
+    def __init__(self, orchestrator: Orchestrator, needs_drafts: bool) -> None:
+        self._orchestrator = orchestrator
+        self._needs_drafts = needs_drafts
+        self.generate = orchestrator.generate
+
+    @classmethod
+    async def start(cls, config: DeploymentConfig, facts: TextFacts, application: str, replica: str) -> OwnService:
+        """Build the orchestrator of one Serve replica, and let it look for both tiers."""
+        common = {
+            "application": application,
+            "tier": "orchestrator",
+            "model": config.model_id,
+            "replica": replica,
+        }
+        scaling = config.draft.autoscaling
+        least = config.draft.replicas if scaling is None else scaling.min_replicas
+        orchestrator = Orchestrator(
+            targets=NamedActors(application, "target"),
+            drafts=NamedActors(application, "draft"),
+            admission=Admission(facts.codec, facts.vocabulary, facts.context),
+            settings=config.orchestrator.settings,
+            recorder=RayRecorder(common),
+            tracer=tracer_for(config.tracing, "orchestrator", replica),
+        )
+        await orchestrator.start()
+        return cls(orchestrator, config.draft.kind != "none" and least > 0)
+
+    async def status(self) -> dict[str, Any]:
+        """Both tiers as this orchestrator sees them."""
+        return self._orchestrator.status()
+
+    async def ready(self) -> bool:
+        """Whether both tiers can serve; a draft tier that may be empty is not waited for."""
+        drafts = self._orchestrator.status()["draft"]["replicas"]
+        return self._orchestrator.ready() and (bool(drafts) or not self._needs_drafts)
 
 
 class OrchestratorReplica:
@@ -32,38 +73,20 @@ class OrchestratorReplica:
         context = serve.get_replica_context()
         config = DeploymentConfig.model_validate(raw)
         facts = await asyncio.to_thread(factory.text_facts, config)
-        common = {
-            "application": context.app_name,
-            "tier": "orchestrator",
-            "model": config.model_id,
-            "replica": context.replica_id.unique_id,
-        }
-        scaling = config.draft.autoscaling
-        least = config.draft.replicas if scaling is None else scaling.min_replicas
-        self._needs_drafts = config.draft.kind != "none" and least > 0
-        self._orchestrator = Orchestrator(
-            targets=NamedActors(context.app_name, "target"),
-            drafts=NamedActors(context.app_name, "draft"),
-            admission=Admission(facts.codec, facts.vocabulary, facts.context),
-            settings=config.orchestrator.settings,
-            recorder=RayRecorder(common),
-            tracer=tracer_for(config.tracing, "orchestrator", common["replica"]),
-        )
-        await self._orchestrator.start()
+        self._own = await OwnService.start(config, facts, context.app_name, context.replica_id.unique_id)
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         """Serve one request; see Orchestrator.generate."""
-        async for delta in self._orchestrator.generate(request):
+        async for delta in self._own.generate(request):
             yield delta
 
     async def status(self) -> dict[str, Any]:
         """Both tiers as this orchestrator sees them."""
-        return self._orchestrator.status()
+        return await self._own.status()
 
     async def ready(self) -> bool:
-        """Whether both tiers can serve; a draft tier that may be empty is not waited for."""
-        drafts = self._orchestrator.status()["draft"]["replicas"]
-        return self._orchestrator.ready() and (bool(drafts) or not self._needs_drafts)
+        """Whether both tiers can serve."""
+        return await self._own.ready()
 
 
 class RemoteService:
