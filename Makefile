@@ -39,5 +39,19 @@ bench: $(STAMP)  ## ways of decoding side by side (ARGS="--help" lists them)
 bench-draft: $(STAMP)  ## what the demo draft is worth, on prompts that it was not trained on
 	$(BIN)/python -m benchmarks.draft $(ARGS)
 
+bench-algorithms: $(STAMP)  ## cost of the acceptance rules and the noise
+	$(BIN)/python -m benchmarks.algorithms $(ARGS)
+
+bench-memory: $(STAMP)  ## resident memory before and after 500 requests
+	$(BIN)/python -m benchmarks.memory $(ARGS)
+
+proof: $(STAMP)  ## every claim of exactness, with its figure and p-value
+	$(BIN)/python -m benchmarks.proof $(ARGS)
+
+test-observability: $(STAMP)  ## dashboards and alerts against a real Prometheus (Debian's, installed where missing)
+	command -v prometheus >/dev/null || (apt-get update -qq && apt-get install -y -qq prometheus)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,grafana]'
+	$(BIN)/pytest tests/observability -m 'slow or not slow'
+
 clean:  ## remove the virtual environment
 	rm -rf $(VENV)
