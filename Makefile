@@ -14,7 +14,7 @@ help:  ## this list
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Outrider needs Python 3.11, 3.12 or 3.13; say which with PYTHON=..." >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
 test: $(STAMP) lint types  ## lint, types and the whole test suite
@@ -50,7 +50,7 @@ proof: $(STAMP)  ## every claim of exactness, with its figure and p-value
 
 test-observability: $(STAMP)  ## dashboards and alerts against a real Prometheus (Debian's, installed where missing)
 	command -v prometheus >/dev/null || (apt-get update -qq && apt-get install -y -qq prometheus)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,grafana]'
+	$(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,grafana]'
 	$(BIN)/pytest tests/observability -m 'slow or not slow'
 
 clean:  ## remove the virtual environment
