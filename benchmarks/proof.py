@@ -227,7 +227,7 @@ def compared(fields: dict[str, object], count: int, rng: random.Random) -> tuple
 
 def path(report: Report, scale: float) -> None:
     report.section("path", "Answers through forest, lossy links, mailbox, lookahead controller, scheduler and rules")
-    target, draft = ToyModel(3, seed=1, scale=1.2, memory=2), ToyModel(3, seed=2, scale=1.2, memory=2)
+    target, draft = ToyModel(3, seed=1, scale=1.2, memory=2), ToyModel(3, seed=2, scale=2.5, memory=2)
     length, each = 4, max(100, int(500 * scale))
     expected = answer_law(target, 1.0, length)
     rules: tuple[Rule, ...] = ("coupled", "rejection", "block")
@@ -238,7 +238,7 @@ def path(report: Report, scale: float) -> None:
         for seed in range(20):
             # Dear tokens make the controller cut paths, cheap ones let it verify all it has.
             run = EnginePath(
-                target, draft, rule, SamplingSettings(), length, seed=seed, slope=(0.0, 0.03, 0.06)[seed % 3]
+                target, draft, rule, SamplingSettings(), length, seed=seed, slope=(0.0, 0.02, 0.03)[seed % 3]
             )
             found = counts(run.run(each), 3, length)
             values.append(fit(found, expected))
@@ -250,7 +250,7 @@ def path(report: Report, scale: float) -> None:
         report.chance(f"{rule}, 20 seeds together", figure, whole)
         report.chance(f"{rule}, least of 20 seeds", f"p {min(values):.3g}", 1 - (1 - min(values)) ** 20)
     if scale >= 1:
-        teeth(report, target, draft, expected, int(6000 * scale))
+        teeth(report, target, draft, expected, int(4800 * scale))
 
 
 def teeth(report: Report, target: ToyModel, draft: ToyModel, expected: np.ndarray, count: int) -> None:
@@ -267,12 +267,15 @@ def teeth(report: Report, target: ToyModel, draft: ToyModel, expected: np.ndarra
         return found
 
     engine_path.rank_children = telling
+    total = np.zeros(expected.shape, dtype=np.int64)
     try:
-        answers = EnginePath(target, draft, "rejection", SamplingSettings(), 4, seed=1, slope=0.06).run(count)
+        for seed in range(16):  # short runs: a controller that has learned its confidences cuts less
+            run = EnginePath(target, draft, "rejection", SamplingSettings(), 4, seed=seed, slope=0.03)
+            total += counts(run.run(count // 16), 3, 4)
     finally:
         engine_path.rank_children = honest
-    p = fit(counts(answers, 3, 4), expected)
-    report.exact(f"a deliberately biased draft is noticed in {count} answers", f"p = {p:.1g}", p < 1e-6)
+    p = fit(total, expected)
+    report.exact(f"a deliberately biased draft is noticed in {total.sum()} answers", f"p = {p:.1g}", p < 1e-6)
 
 
 SECTIONS: dict[str, Callable[[Report, float], None]] = {
