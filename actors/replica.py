@@ -150,10 +150,7 @@ class Replica(ABC, Generic[Mail, Result]):
                 self._links.end()
 
     def _turn(self) -> None:
-        pause = self._pause()
         with self._wake:
-            if pause != 0.0 and not (self._inbox or self._lost_links or self._stopping):
-                self._wake.wait(pause)
             inbox, self._inbox = self._inbox, []
             lost, self._lost_links = self._lost_links, []
         self._moved_at = self._clock()
@@ -161,11 +158,16 @@ class Replica(ABC, Generic[Mail, Result]):
             self._take(link, mail)
         for link in lost:
             self._drop_link(link)
-        if self._pause() == 0.0:
+        pause = self._pause()  # decided on all that has come, so that old mail is not taken for new
+        if pause == 0.0:
             results = self._work()
             self._progress += 1
             if self._links is not None:
                 self._links.publish(results)
+            return
+        with self._wake:
+            if not (self._inbox or self._lost_links or self._stopping):
+                self._wake.wait(pause)
 
     # -- links ---------------------------------------------------------------------------------------------------
 
