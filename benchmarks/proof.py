@@ -250,7 +250,7 @@ def path(report: Report, scale: float) -> None:
         report.chance(f"{rule}, 20 seeds together", figure, whole)
         report.chance(f"{rule}, least of 20 seeds", f"p {min(values):.3g}", 1 - (1 - min(values)) ** 20)
     if scale >= 1:
-        teeth(report, target, draft, expected, int(4800 * scale))
+        teeth(report, target, draft, expected, int(9600 * scale))
 
 
 def teeth(report: Report, target: ToyModel, draft: ToyModel, expected: np.ndarray, count: int) -> None:
@@ -269,13 +269,13 @@ def teeth(report: Report, target: ToyModel, draft: ToyModel, expected: np.ndarra
     engine_path.rank_children = telling
     total = np.zeros(expected.shape, dtype=np.int64)
     try:
-        for seed in range(16):  # short runs: a controller that has learned its confidences cuts less
+        for seed in range(32):  # short runs: a controller that has learned its confidences cuts less
             run = EnginePath(target, draft, "rejection", SamplingSettings(), 4, seed=seed, slope=0.03)
-            total += counts(run.run(count // 16), 3, 4)
+            total += counts(run.run(count // 32), 3, 4)
     finally:
         engine_path.rank_children = honest
     p = fit(total, expected)
-    report.exact(f"a deliberately biased draft is noticed in {total.sum()} answers", f"p = {p:.1g}", p < 1e-6)
+    report.exact(f"a deliberately biased draft is noticed in {total.sum()} answers", f"p = {p:.1g}", p < 1e-5)
 
 
 SECTIONS: dict[str, Callable[[Report, float], None]] = {
