@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from actors.errors import ConfigError, OutriderError, RequestError
+from deployments.lines import LineFile
 from deployments.refusals import error_body
 
 ROUTES = ("/v1/chat/completions", "/v1/completions")
@@ -101,37 +101,12 @@ class ResultFile:
     """Lines of results, appended whole. `done` holds what identifies the lines that are in it."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self.done: set[tuple[str, object]] = set()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: BinaryIO = open(path, "a+b")  # noqa: SIM115 (closed by `close`)
-        except OSError as error:
-            raise ConfigError(f"cannot write {path}: {error.strerror}") from error
-        try:
-            self._recover()
-        except ConfigError:
-            self._file.close()
-            raise
-
-    def _recover(self) -> None:
-        self._file.seek(0)
-        whole = 0
-        for number, line in enumerate(self._file, 1):
-            if not line.endswith(b"\n"):
-                break
-            try:
-                self.done.add(_identity(json.loads(line)))
-            except (ValueError, KeyError, TypeError) as error:
-                raise ConfigError(f"{self.path}, line {number}: this is no result of a batch") from error
-            whole += len(line)
-        self._file.truncate(whole)
-        self._file.seek(0, os.SEEK_END)
+        self._file = LineFile(path, "result of a batch", lambda result: self.done.add(_identity(result)))
 
     def add(self, result: Json) -> None:
         """Append one line; returns when the operating system has it."""
-        self._file.write(json.dumps(result, ensure_ascii=False).encode() + b"\n")
-        self._file.flush()
+        self._file.append(result)
         self.done.add(_identity(result))
 
     def close(self) -> None:
