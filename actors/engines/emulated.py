@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from actors.algorithms.types import Outcome
-from actors.engines.emulated_language import draw_key, ranked_tokens, token_at, uniform
+from actors.engines.emulated_language import Language, draw_key, ranked_tokens, token_at, uniform
 from actors.engines.emulated_presets import DraftSpec, TargetSpec
 from actors.engines.emulated_time import Faults, Pacer
 from actors.engines.protocol import Expand, ModelCard, Ranked, Row
@@ -22,6 +22,17 @@ from actors.messages import Alternatives, Opening, extend_key, prefix_key
 from actors.settings import DraftSettings, TargetSettings
 
 _LOGPROB = 0x6A09E667F3BCC908
+
+
+def _card(name: str, language: Language, settings: TargetSettings | DraftSettings) -> ModelCard:
+    return ModelCard(
+        name=name,
+        vocabulary=language.vocabulary,
+        context=settings.context,
+        slots=settings.slots,
+        eos=language.eos,
+        fingerprint=language.fingerprint,
+    )
 
 
 @dataclass
@@ -59,15 +70,7 @@ class EmulatedTarget:
         self._slots: dict[int, _Slot] = {}
 
     def card(self) -> ModelCard:
-        language = self.spec.language
-        return ModelCard(
-            name=self._name,
-            vocabulary=language.vocabulary,
-            context=self.settings.context,
-            slots=self.settings.slots,
-            eos=language.eos,
-            fingerprint=language.fingerprint,
-        )
+        return _card(self._name, self.spec.language, self.settings)
 
     def attach(self, slot: int, opening: Opening) -> None:
         """Take `opening` into `slot`. Raises InvalidSettingError for settings that only a real model can honour."""
@@ -188,15 +191,7 @@ class EmulatedDraft:
         self._sessions: dict[str, _Session] = {}
 
     def card(self) -> ModelCard:
-        language = self.spec.language
-        return ModelCard(
-            name=self._name,
-            vocabulary=language.vocabulary,
-            context=self.settings.context,
-            slots=self.settings.slots,
-            eos=language.eos,
-            fingerprint=language.fingerprint,
-        )
+        return _card(self._name, self.spec.language, self.settings)
 
     def open(self, opening: Opening) -> None:
         """Take a sequence, afresh if it is held already. Raises OverloadedError when no slot is free."""
