@@ -122,6 +122,7 @@ class DraftActor(Replica[DraftMessage, OfferBatch]):
         started = self._clock()
         answers = self._model.expand(requests) if requests else []
         seconds = self._clock() - started
+        self._forest.observe_step(len(requests), seconds)
         grown = self._forest.grow(answers)
         if requests:
             drafted = sum(len(e.tokens) for expansions in grown.values() for e in expansions)
