@@ -73,7 +73,6 @@ class PassAccounts:
         recorder.add(telemetry.STARVED, report.starved)
         proposed = sum(v.proposed for v in verdicts)
         recorder.add(telemetry.PROPOSED, proposed, rule=self._rule)
-        recorder.add(telemetry.LOOKAHEAD_TOKENS, proposed)
         recorder.add(telemetry.SPECULATED_ROWS, sum(v.proposed > 0 for v in verdicts))
         recorder.add(telemetry.ACCEPTED, sum(v.accepted for v in verdicts), rule=self._rule)
         for place in range(max((v.proposed for v in verdicts), default=0)):

@@ -67,9 +67,6 @@ KV_POSITIONS = Metric("outrider_kv_positions", "gauge", "KV positions of the rep
 KV_USED = Metric("outrider_kv_used_positions", "gauge", "KV positions that hold a token")
 DECIDED_ROWS = Metric("outrider_decided_rows", "counter", "Sequences that a target pass committed tokens for")
 SPECULATED_ROWS = Metric("outrider_speculated_rows", "counter", "Sequences whose proposal a target pass verified")
-LOOKAHEAD_TOKENS = Metric(
-    "outrider_lookahead_tokens", "counter", "Lookahead the controller allowed, summed over decided rows"
-)
 SPECULATION_GAIN = Metric(
     "outrider_speculation_gain",
     "gauge",

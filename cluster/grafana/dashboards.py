@@ -131,9 +131,8 @@ def speculation() -> Model:
             ),
             Panel(
                 "Lookahead",
-                "Per decided row: what the controller allows, and what was there to verify.",
+                "Draft tokens verified per decided row: as many as were there and worth their time.",
                 (
-                    Query(q.ratio(q.rate(S, t.LOOKAHEAD_TOKENS), q.rate(S, t.DECIDED_ROWS)), "allowed"),
                     Query(q.share(q.rate(S, t.PROPOSED), q.rate(S, t.DECIDED_ROWS)), "verified"),
                 ),
             ),
