@@ -115,7 +115,8 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Applicatio
                 assert eventually(lambda: ask(prometheus, counted), 60), ask(prometheus, "up")
                 load(url, 48, 2)
                 assert eventually(lambda: ask(prometheus, counted.replace("24", "72")), 60)
-                time.sleep(5)  # a few scrapes of the end
+                settled = f"min(timestamp(ray_outrider_requests_total)) >= {time.time() + 3:.0f}"
+                assert eventually(lambda: ask(prometheus, settled), 60)  # a few scrapes of the end
                 yield Application(url, prometheus)
     del os.environ[INTERVAL]
 
