@@ -42,6 +42,7 @@ def command(
     acceptance: Annotated[float, typer.Option(min=0.0, max=1.0, help="one-sequence: per draft token.")] = 0.8,
     spread: Annotated[float, typer.Option(min=0.0, max=0.5, help="one-sequence: acceptance varies by ± this.")] = 0.0,
     link_delay_ms: Annotated[float, typer.Option(min=0.0, help="Added to every delivery to a replica.")] = 0.0,
+    wires: Annotated[bool, typer.Option(help="Mail and results over wires, or else through Ray.")] = True,
     trace: Annotated[
         Path | None, typer.Option(help="Write the last run's timeline here (open it in Perfetto).", show_default=False)
     ] = None,
@@ -61,7 +62,7 @@ def command(
 
     console = Console()
     console.width = max(console.width, 130)  # a table that wraps cannot be read
-    lab = Lab(_starter(in_process), repeats, link_delay_ms, lambda line: console.print(line, style="dim"))
+    lab = Lab(_starter(in_process), repeats, link_delay_ms, wires, lambda line: console.print(line, style="dim"))
     scenarios: dict[Name, Scenario] = {
         Name.one_sequence: lambda lab: bench_scenarios.one_sequence(
             lab,

@@ -74,11 +74,12 @@ class Lab:
     start: Callable[[RigPlan], Awaitable[Rig]]
     repeats: int = 5
     link_delay_ms: float = 0.0
+    wires: bool = True
     say: Callable[[str], None] = lambda line: None
 
     async def measure(self, name: str, config: DeploymentConfig, load: Load, repeats: int | None = None) -> Measured:
         """Warm up, then run `load` several times on a rig of its own."""
-        rig = await self.start(RigPlan(config, self.link_delay_ms))
+        rig = await self.start(RigPlan(config, self.link_delay_ms, self.wires))
         measured = Measured([])
         try:
             small = Load(min(load.sequences, 4), min(load.tokens, 64), load.temperature, prompts=load.prompts)
