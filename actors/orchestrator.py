@@ -19,19 +19,9 @@ from typing import Any
 
 from actors import telemetry
 from actors.admission import Admission
-from actors.engines.protocol import ModelCard
-from actors.errors import DeadlineError, EngineError, OutriderError, OverloadedError, RequestError, UnavailableError
-from actors.messages import (
-    Cancel,
-    Commit,
-    Delta,
-    DraftMessage,
-    GenerationRequest,
-    OfferBatch,
-    TargetMessage,
-    Verdict,
-    VerdictBatch,
-)
+from actors.errors import DeadlineError, OutriderError, OverloadedError, RequestError, UnavailableError
+from actors.messages import Commit, Delta, GenerationRequest, OfferBatch, Verdict, VerdictBatch
+from actors.placing import Placing
 from actors.session import DraftConnection, Session, TargetConnection
 from actors.settings import OrchestratorSettings
 from actors.telemetry import Recorder
@@ -39,9 +29,6 @@ from actors.tier import Directory, Tier
 from actors.tracing import NO_TRACES, Tracer
 
 logger = logging.getLogger(__name__)
-
-MOST_MOVES = 5
-"""A sequence that has seen so many targets die may be what kills them; it ends with an error."""
 
 
 class Orchestrator:
@@ -64,14 +51,17 @@ class Orchestrator:
         self._recorder = recorder
         self._clock = clock
         self._sessions: dict[str, Session] = {}
-        name = f"orchestrator-{uuid.uuid4().hex[:8]}"
-        self._targets: Tier[TargetMessage, VerdictBatch] = Tier(
-            targets, name, settings, clock, self._check_target, self._on_verdicts, self._place_all, self._target_lost
+        self._placing = Placing(
+            targets=targets,
+            drafts=drafts,
+            sessions=self._sessions,
+            settings=settings,
+            recorder=recorder,
+            clock=clock,
+            name=f"orchestrator-{uuid.uuid4().hex[:8]}",
+            on_verdicts=self._on_verdicts,
+            on_offers=self._on_offers,
         )
-        self._drafts: Tier[DraftMessage, OfferBatch] = Tier(
-            drafts, name, settings, clock, self._check_draft, self._on_offers, self._draft_ready, self._draft_lost
-        )
-        self._target_card: ModelCard | None = None
         self._discovery: asyncio.Task[None] | None = None
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -87,12 +77,11 @@ class Orchestrator:
             await asyncio.gather(self._discovery, return_exceptions=True)
         for session in self._sessions.values():
             session.events.put_nowait(UnavailableError("the server is shutting down"))
-        await self._targets.close()
-        await self._drafts.close()
+        await self._placing.close()
 
     def ready(self) -> bool:
         """Can a request be served now?"""
-        return bool(self._targets.ready)
+        return bool(self._placing.targets.ready)
 
     def status(self) -> dict[str, Any]:
         """Both tiers as this orchestrator sees them."""
@@ -103,17 +92,13 @@ class Orchestrator:
                 "refused": dict(it.refused),
             }
 
-        return {"sessions": len(self._sessions), "target": tier(self._targets), "draft": tier(self._drafts)}
+        tiers = {"target": tier(self._placing.targets), "draft": tier(self._placing.drafts)}
+        return {"sessions": len(self._sessions), **tiers}
 
     async def _discover(self) -> None:
         while True:
             try:
-                await self._targets.refresh()
-                if self._target_card is not None:  # a draft can only be checked against a target
-                    await self._drafts.refresh()
-                self._place_drafts()
-                self._recorder.set(telemetry.READY_REPLICAS, len(self._targets.ready), tier="target")
-                self._recorder.set(telemetry.READY_REPLICAS, len(self._drafts.ready), tier="draft")
+                await self._placing.refresh()
             except Exception as error:  # the directory may be restarting
                 logger.warning("discovery failed, trying again: %s", error)
             await asyncio.sleep(self._settings.discovery_period_s)
@@ -141,8 +126,7 @@ class Orchestrator:
         late = DeadlineError(f"the request took longer than {limit:g} s")
         timer = asyncio.get_running_loop().call_later(limit, session.events.put_nowait, late)
         try:
-            self._place(session)
-            self._place_draft(session)
+            self._placing.place(session)
             while True:
                 event = await session.events.get()
                 if isinstance(event, Exception):
@@ -161,7 +145,8 @@ class Orchestrator:
             raise
         finally:
             timer.cancel()
-            self._release(session)
+            self._sessions.pop(request.id, None)
+            self._placing.release(session)
             self._recorder.observe(telemetry.REQUEST_SECONDS, self._clock() - started)
             self._recorder.add(telemetry.REQUESTS, 1, outcome=outcome)
             self._tracer.end(request.id, outcome=outcome, passes=session.passes, moves=session.moves)
@@ -174,84 +159,6 @@ class Orchestrator:
             self._recorder.observe(telemetry.ITL, (now - last) / len(delta.tokens))
         self._recorder.add(telemetry.EMITTED, len(delta.tokens))
         return now
-
-    def _release(self, session: Session) -> None:
-        name = session.request.id
-        self._sessions.pop(name, None)
-        if session.target is not None:
-            session.target.load.discard(name)
-            if not session.ended:
-                session.target.post(Cancel((name,)))
-        if session.draft is not None:
-            session.draft.load.discard(name)
-            session.draft.post(Cancel((name,)))
-        session.target = session.draft = None
-
-    # -- placing -------------------------------------------------------------------------------------------------
-
-    def _place(self, session: Session) -> None:
-        """Open the sequence at the least loaded target; without one it waits for `_place_all`."""
-        target = self._targets.pick()
-        if target is None:
-            wait = self._settings.unavailable_timeout_s
-            asyncio.get_running_loop().call_later(wait, self._give_up, session)
-            return
-        self._open_at(target, session)
-
-    def _open_at(self, target: TargetConnection, session: Session) -> None:
-        session.target = target
-        target.load.add(session.request.id)
-        target.post(session.resumed())
-
-    def _give_up(self, session: Session) -> None:
-        if session.target is None and session.request.id in self._sessions:
-            session.events.put_nowait(UnavailableError("no target replica is available"))
-
-    def _place_all(self, target: TargetConnection) -> None:
-        """A target has come: it takes the sequences that wait for one, and those that wait for a slot elsewhere."""
-        self._target_card = target.card
-        for session in list(self._sessions.values()):
-            if session.target is None and not session.ended:
-                self._place(session)
-        for other in self._targets.ready.values():
-            queued = [self._sessions[name] for name in other.load if not self._sessions[name].passes]
-            spare = min(len(other.load) - other.card.slots, (len(other.load) - len(target.load)) // 2)
-            for session in queued[: max(spare, 0)]:
-                other.load.discard(session.request.id)
-                other.post(Cancel((session.request.id,)))
-                self._open_at(target, session)
-
-    def _place_draft(self, session: Session) -> None:
-        if session.draft is not None or session.ended or not session.opening.sampling.speculation:
-            return
-        draft = self._drafts.pick()
-        if draft is None or len(draft.load) >= draft.card.slots:
-            return
-        session.draft = draft
-        draft.load.add(session.request.id)
-        draft.post(session.resumed())
-
-    def _place_drafts(self) -> None:
-        for session in self._sessions.values():
-            self._place_draft(session)
-
-    def _draft_ready(self, draft: DraftConnection) -> None:
-        """A draft has come: sequences without one go there, and it takes its share from the fullest."""
-        self._place_drafts()
-        while True:
-            fullest = max(self._drafts.ready.values(), key=lambda c: len(c.load))
-            if len(fullest.load) - len(draft.load) < 2:
-                return
-            session = self._sessions[next(iter(fullest.load))]
-            self._drop_draft(session, tell=True)
-            self._place_draft(session)
-
-    def _drop_draft(self, session: Session, tell: bool) -> None:
-        if session.draft is not None:
-            session.draft.load.discard(session.request.id)
-            if tell:
-                session.draft.post(Cancel((session.request.id,)))
-            session.draft = None
 
     # -- what comes in -------------------------------------------------------------------------------------------
 
@@ -268,7 +175,7 @@ class Orchestrator:
         commit = session.commit(verdict)
         if session.ended and session.target is not None:
             session.target.load.discard(session.request.id)
-            self._drop_draft(session, tell=True)
+            self._placing.drop_draft(session)
         elif commit is not None and session.draft is not None:
             session.draft.post(commit)
 
@@ -294,54 +201,4 @@ class Orchestrator:
             for name in batch.refused:
                 session = self._sessions.get(name)
                 if session is not None and session.draft is draft:
-                    self._drop_draft(session, tell=False)
-
-    # -- losses --------------------------------------------------------------------------------------------------
-
-    def _target_lost(self, target: TargetConnection) -> None:
-        """Its sequences go on from their committed prefixes elsewhere; their drafts do not notice."""
-        for name in list(target.load):
-            session = self._sessions.get(name)
-            if session is None or session.target is not target or session.ended:
-                continue
-            session.target = None
-            session.moves += 1
-            self._recorder.add(telemetry.MOVES, 1, tier="target")
-            if session.moves > MOST_MOVES:
-                session.events.put_nowait(EngineError(f"{session.moves} targets were lost under this request"))
-            else:
-                self._place(session)
-
-    def _draft_lost(self, draft: DraftConnection) -> None:
-        for name in list(draft.load):
-            session = self._sessions.get(name)
-            if session is not None and session.draft is draft:
-                self._recorder.add(telemetry.MOVES, 1, tier="draft")
-                self._drop_draft(session, tell=False)
-                self._place_draft(session)
-
-    def _check_target(self, target: TargetConnection) -> str | None:
-        """A second target must serve the very model that the first one serves."""
-        known = self._target_card
-        if known is not None and (known.name, known.fingerprint) != (target.card.name, target.card.fingerprint):
-            return f"it serves {target.card.name}, the tier serves {known.name}"
-        return None
-
-    def _check_draft(self, draft: DraftConnection) -> str | None:
-        assert self._target_card is not None  # drafts are only met after a target
-        return mismatch(self._target_card, draft.card)
-
-
-def mismatch(target: ModelCard, draft: ModelCard) -> str | None:
-    """Why `draft` cannot propose for `target`, or None. An empty fingerprint fits any vocabulary of the same size."""
-    if draft.vocabulary and draft.vocabulary != target.vocabulary:
-        return (
-            f"the draft's vocabulary has {draft.vocabulary} ids, the target's {target.vocabulary}: "
-            "use a draft made for this target's tokenizer"
-        )
-    if draft.fingerprint and target.fingerprint and draft.fingerprint != target.fingerprint:
-        return (
-            "draft and target have vocabularies of the same size but their ids stand for different tokens: "
-            "use a draft made for this target's tokenizer"
-        )
-    return None
+                    self._placing.drop_draft(session, tell=False)
