@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from cluster.config import Dtype
 
 _DEMO_DRAFT_LAYERS = 4
+_KEPT_KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "16"}
+"""On a CPU oneDNN, and torch's bridge to it, keep what they made for each layer shape and number of rows in a pass, up
+to 1,024 of them by default: half a gigabyte in a day's traffic. To make one again costs less than can be measured
+beside the pass that it is for (benchmarks/LOG.md)."""
 
 
 def default_device() -> str:
@@ -42,6 +47,8 @@ def load_model(
     draft_layers: for the demo draft, a file of layers to use in place of the packaged ones.
     Raises ModelNotFoundError, or ConfigError when the model is of a kind that the engine cannot run.
     """
+    for name, count in _KEPT_KERNELS.items():
+        os.environ.setdefault(name, count)  # read once, at the first product
     import torch
 
     from actors.engines.causal_lm import CausalLM
