@@ -6,7 +6,7 @@ A pass reads as propose, verify, commit. The scheduler knows nothing of links, t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from actors.algorithms.lookahead import LookaheadController
@@ -78,6 +78,11 @@ class _Turn:
     proposal: Proposal = NOTHING
     declined: bool = False
     """Drafts were at hand and not worth verifying."""
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of the prompt in the pass, but for the last one where a token is decided after it."""
+        return len(self.pending) - self.decide
 
     def row(self) -> Row:
         tokens = self.pending + self.proposal.tokens
@@ -225,8 +230,8 @@ class Scheduler:
             else:
                 turns[name] = _Turn(sequence, tuple(pending), decide=True)
         paths = {n: self._mailbox.path(n, self._room(t.sequence)) for n, t in turns.items() if self._wants(t)}
-        prefill = sum(len(turn.pending) for turn in turns.values())
-        lookahead = self._controller.plan({name: path.confidences for name, path in paths.items()}, prefill)
+        plain, prompt = _sizes(turns.values())
+        lookahead = self._controller.plan({name: path.confidences for name, path in paths.items()}, plain, prompt)
         for name, path in paths.items():
             k, turn = lookahead[name], turns[name]
             cut = Proposal(path.tokens[:k], path.confidences[:k], path.supports[:k])
@@ -248,8 +253,9 @@ class Scheduler:
                 report.starved += self._wants(turn) and not (turn.proposal.tokens or turn.declined)
                 report.declined += turn.declined
                 report.rulings.append(Ruling(sequence.owner, self._rule(turn, outcome)))
-        report.plain_seconds = self._controller.cost(sum(len(turn.pending) for turn in turns))
-        self._controller.observe_pass(report.tokens, len(turns), report.seconds)
+        plain, prompt = _sizes(turns)
+        report.plain_seconds = self._controller.cost(plain, prompt)
+        self._controller.observe_pass(report.tokens - prompt, len(turns), report.seconds, prompt)
 
     def _rule(self, turn: _Turn, outcome: Outcome) -> Verdict:
         """Turn an outcome into a verdict: cut it at a stop, move the committed prefix on, end what is done."""
@@ -317,3 +323,12 @@ class Scheduler:
         position = len(opening.prompt) + len(opening.committed)
         verdict = Verdict(opening.sequence, position, (), finish="error", error=error)
         self._refusals.append(Ruling(owner, verdict))
+
+
+def _sizes(turns: Iterable[_Turn]) -> tuple[int, int]:
+    """Tokens in a pass without drafts: those after which one is decided, and those of prompts before them."""
+    decided = prompt = 0
+    for turn in turns:
+        decided += turn.decide
+        prompt += turn.prompt
+    return decided, prompt

@@ -104,7 +104,7 @@ async def many(lab: Lab, *, sequences: int = 64, pairs: int = 2, tokens: int = 9
     slow = slow_motion(2 * pairs)
     each = sequences // pairs
     tree = TreeSettings(width=4 * each, branching=5, depth=24, nodes=256, min_reach=1e-3)
-    costs = {"pass_ms": 25.0 * slow, "token_ms": 0.02 * slow}
+    costs = {"pass_ms": 25.0 * slow, "token_ms": 0.02 * slow, "prompt_token_ms": 0.02 * slow}
     draft = _draft(3.0 * slow, 0.8, 0.0) | {"row_ms": 0.005 * slow}
     config = emulated(costs, draft, targets=pairs, drafts=pairs, slots=each, tree=tree)
     crowd = await lab.measure("many", config, Load(sequences, tokens, vary=0.2))
@@ -193,7 +193,7 @@ async def scaling(lab: Lab, *, replicas: tuple[int, ...] = (1, 2, 4), tokens: in
 async def saturation(lab: Lab, *, sequences: int = 32, tokens: int = 64) -> tuple[list[Section], Run]:
     """Goal 5: where tokens in a pass are dear, speculation must not cost anything."""
     slow = slow_motion(2)
-    costs = {"pass_ms": 10.0 * slow, "token_ms": 3.0 * slow}
+    costs = {"pass_ms": 10.0 * slow, "token_ms": 3.0 * slow, "prompt_token_ms": 3.0 * slow}
     tree = TreeSettings(width=32, branching=4, depth=12, nodes=64)
     config = emulated(costs, _draft(3.0 * slow, 0.6, 0.0), slots=sequences, tree=tree)
     load = Load(sequences, tokens)

@@ -17,11 +17,11 @@ from actors.algorithms.waiting import WaitingRule
 from actors.settings import LookaheadSettings
 
 
-def choose(paths: Sequence[Sequence[float]], cost: PassCost, plain_tokens: int) -> list[int]:
+def choose(paths: Sequence[Sequence[float]], cost: PassCost, plain_tokens: int, prompt_tokens: int = 0) -> list[int]:
     """The lookahead of each sequence that maximises expected committed tokens per second of one pass.
 
     paths: per sequence, the probability that each draft token is accepted given that those before it are.
-    plain_tokens: tokens in the pass without any draft: last committed tokens and prompt chunks.
+    plain_tokens, prompt_tokens: in the pass without any draft: last committed tokens, and chunks of prompts.
     """
     gains: list[tuple[float, int]] = []
     for i, confidences in enumerate(paths):
@@ -31,7 +31,7 @@ def choose(paths: Sequence[Sequence[float]], cost: PassCost, plain_tokens: int) 
             gains.append((reach, i))
     gains.sort(key=lambda gain: -gain[0])
     chosen = [0] * len(paths)
-    committed, seconds = float(len(paths)), cost(plain_tokens)
+    committed, seconds = float(len(paths)), cost(plain_tokens, prompt_tokens)
     for gain, i in gains:
         # The ratio rises as long as the next token commits more per second than the pass does so far.
         if gain <= 0.0 or gain * seconds < committed * cost.slope:
@@ -85,17 +85,18 @@ class LookaheadController:
 
     # -- lookahead -----------------------------------------------------------------------------------------------
 
-    def plan(self, paths: Mapping[str, Sequence[float]], plain_tokens: int) -> dict[str, int]:
+    def plan(self, paths: Mapping[str, Sequence[float]], plain_tokens: int, prompt_tokens: int = 0) -> dict[str, int]:
         """Lookahead of each sequence in the pass that is formed now.
 
-        paths: confidences of the draft tokens at hand. plain_tokens: tokens in the pass without any of them.
+        paths: confidences of the draft tokens at hand. plain_tokens: last committed tokens in the pass, one for each
+        sequence that decodes. prompt_tokens: tokens of prompts in it.
         """
         settings = self._settings
         if settings.mode != "adaptive":
             limit = settings.maximum if settings.mode == "fixed" else self._scheduled(len(paths))
             return {name: min(len(path), limit) for name, path in paths.items()}
         trusted = [self._trusted(name, path[: settings.maximum]) for name, path in paths.items()]
-        chosen = choose(trusted, self.cost, plain_tokens)
+        chosen = choose(trusted, self.cost, plain_tokens, prompt_tokens)
         if self._alike >= PROBE:
             chosen = self._probe(trusted, chosen)
         return dict(zip(paths, chosen, strict=True))
@@ -124,10 +125,10 @@ class LookaheadController:
         self._accepted += accepted
         self._tried += min(accepted + 1, len(confidences))
 
-    def observe_pass(self, tokens: int, rows: int, seconds: float) -> None:
-        """A pass over `tokens` tokens of `rows` sequences took `seconds`."""
-        if tokens > 0 and seconds > 0:
-            self.cost.observe(tokens, seconds)
+    def observe_pass(self, tokens: int, rows: int, seconds: float, prompt_tokens: int = 0) -> None:
+        """A pass of `rows` sequences took `seconds`, over `tokens` tokens and `prompt_tokens` ones of prompts."""
+        if tokens + prompt_tokens > 0 and seconds > 0:
+            self.cost.observe(tokens, seconds, prompt_tokens)
             alike = 0.75 < tokens / (self._usual_tokens or tokens) < 1.33
             self._alike = self._alike + 1 if alike else 0
             self._usual_tokens += 0.2 * (tokens - self._usual_tokens) if self._usual_tokens else tokens

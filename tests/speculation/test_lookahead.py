@@ -71,12 +71,36 @@ def test_a_probe_in_64_passes_is_enough_to_tell_what_a_token_costs():
     assert cost.slope == pytest.approx(0.001, rel=0.1)
 
 
-@given(st.lists(st.tuples(st.integers(1, 5000), st.floats(1e-4, 10)), min_size=1, max_size=60))
-def test_no_part_of_a_cost_is_negative(passes):
+def test_prompts_have_a_price_of_their_own():
+    """Fitted as one, 256 cheap prompt tokens in every third pass would make a token look cheap by an order of
+    magnitude."""
     cost = PassCost()
-    for tokens, seconds in passes:
-        cost.observe(tokens, seconds)
+    for i, tokens in enumerate((8, 32, 20, 24) * 40):
+        prompt = 256 if i % 3 == 0 else 0
+        cost.observe(tokens, 0.010 + 0.003 * tokens + 0.00002 * prompt, prompt)
+    assert cost.slope == pytest.approx(0.003, rel=0.01)
+    assert cost.prompt_slope == pytest.approx(0.00002, rel=0.05)
+    assert cost(10, 100) == pytest.approx(0.042, rel=0.01)
+
+
+def test_one_pass_with_a_prompt_does_not_move_the_price_of_a_token():
+    cost = PassCost()
+    for tokens in (8, 32, 20, 24) * 40:
+        cost.observe(tokens, 0.010 + 0.003 * tokens)
+    cost.observe(8, 0.050, 256)
+    assert cost.slope == pytest.approx(0.003, rel=0.01)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5000), st.floats(1e-4, 10), st.integers(0, 5000)), min_size=1, max_size=60),
+    st.booleans(),
+)
+def test_no_part_of_a_cost_is_negative(passes, with_prompts):
+    cost = PassCost()
+    for tokens, seconds, prompt in passes:
+        cost.observe(tokens, seconds, prompt if with_prompts else 0)
         assert cost.slope >= 0.0
+        assert cost.prompt_slope >= 0.0
         assert cost.base >= -1e-9
 
 
