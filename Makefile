@@ -48,6 +48,9 @@ bench-memory: $(STAMP)  ## resident memory before and after 500 requests
 proof: $(STAMP)  ## every claim of exactness, with its figure and p-value
 	$(BIN)/python -m benchmarks.proof $(ARGS)
 
+proof-model: $(STAMP)  ## speculation on against off: 1,000 prompts on a real model, every sampling setting
+	$(BIN)/python -m benchmarks.proof_model $(ARGS)
+
 test-observability: $(STAMP)  ## dashboards and alerts against a real Prometheus (Debian's, installed where missing)
 	command -v prometheus >/dev/null || (apt-get update -qq && apt-get install -y -qq prometheus)
 	$(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,grafana]'

@@ -83,7 +83,8 @@ class TargetTier(Tier):
 class DraftTier(Tier):
     """The model, or method, that guesses."""
 
-    kind: Literal["model", "prompt_lookup", "early_exit", "emulated", "none"] = "model"
+    kind: Literal["model", "prompt_lookup", "early_exit", "retokenised", "emulated", "none"] = "model"
+    """retokenised: a model with another tokenizer than the target's; early_exit: the target's own first layers."""
     model: str = "demo:draft"
     dtype: Dtype = "float32"
     layers: Annotated[int, Field(ge=1)] | None = None

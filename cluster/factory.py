@@ -63,6 +63,8 @@ def draft_model(config: DeploymentConfig) -> DraftModel:
         return EmulatedDraft(spec, config.resolved_draft(), config.draft.model)
     if config.draft.kind == "prompt_lookup":
         return _lookup_draft(config)
+    if config.draft.kind == "retokenised":
+        return _retokenised_draft(config)
     from actors.engines.transformers_draft import TransformersDraft
     from cluster.weights import load_model
 
@@ -80,6 +82,17 @@ def _lookup_draft(config: DeploymentConfig) -> DraftModel:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"draft.engine_kwargs: {error}", "draft.engine_kwargs") from error
     return PromptLookupDraft(config.resolved_draft(), lookup)
+
+
+def _retokenised_draft(config: DeploymentConfig) -> DraftModel:
+    from actors.engines.retokenised_draft import RetokenisedDraft
+    from cluster.models import load_tokenizer
+    from cluster.weights import load_model
+
+    _check_vocabularies(config)
+    model = load_model(config.draft.model, dtype=config.draft.dtype)
+    target, draft = (TextCodec(load_tokenizer(name)) for name in (config.target.model, config.draft.model))
+    return RetokenisedDraft(model, config.resolved_draft(), target=target, draft=draft, eos=target.eos)
 
 
 def text_facts(config: DeploymentConfig) -> TextFacts:
@@ -107,19 +120,34 @@ def prepare(config: DeploymentConfig, progress: Progress | None = None) -> None:
     """
     if config.target.engine == "emulated":
         return
-    from cluster.models import DEMO_DRAFT, DEMO_TARGET, fetch, load_tokenizer, vocabulary_fingerprint
+    from cluster.models import fetch
 
-    references = [config.target.model] + ([config.draft.model] if config.draft.kind == "model" else [])
+    references = [config.target.model] + ([config.draft.model] if config.draft.kind in ("model", "retokenised") else [])
     for reference in references:
         fetch(reference, progress)
-    if len(set(references)) == 1 or set(references) == {DEMO_TARGET, DEMO_DRAFT}:
-        return
-    digests = [vocabulary_fingerprint(load_tokenizer(reference)) for reference in references]
-    if digests[0] != digests[1]:
+    if len(references) > 1:
+        _check_vocabularies(config)
+
+
+def _check_vocabularies(config: DeploymentConfig) -> None:
+    """A model draft needs the target's vocabulary, a retokenised one has no use for it. Raises ModelMismatchError."""
+    from cluster.models import DEMO_DRAFT, DEMO_TARGET, load_tokenizer, vocabulary_fingerprint
+
+    target, draft = config.target.model, config.draft.model
+    same = target == draft or {target, draft} == {DEMO_TARGET, DEMO_DRAFT}
+    if not same:
+        same = len({vocabulary_fingerprint(load_tokenizer(reference)) for reference in (target, draft)}) == 1
+    if config.draft.kind == "model" and not same:
         raise ModelMismatchError(
-            f"draft.model {config.draft.model} does not share the vocabulary of target.model {config.target.model}: "
-            "use a draft made for this target's tokenizer",
+            f"draft.model {draft} does not share the vocabulary of target.model {target}: use a draft made for this "
+            "target's tokenizer, or draft.kind 'retokenised', which goes through text and accepts less",
             "draft.model",
+        )
+    if config.draft.kind == "retokenised" and same:
+        raise ModelMismatchError(
+            f"draft.kind 'retokenised' is for a draft with a tokenizer of its own, and draft.model {draft} has that of "
+            f"target.model {target}: use draft.kind 'model'",
+            "draft.kind",
         )
 
 

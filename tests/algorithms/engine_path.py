@@ -1,32 +1,26 @@
-"""The real path of a token, without actors: outcome forest, offers, mailbox, lookahead controller, scheduler, rules.
+"""Answers of known law through the real parts (see lossy_path.py): model and draft are toys over a few tokens.
 
-Model and draft are toys over a few tokens, so that the law of an answer is known. Offers and commits come late, twice,
-in disorder or not at all, by a seeded generator; time is simulated, and passes grow dearer with every token in them,
-so that the controller cuts paths.
+Time is simulated, and passes grow dearer with every token in them, so that the lookahead controller cuts paths.
 """
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from lossy_path import LossyPath, Trouble
 from numpy.typing import NDArray
 from scipy import stats
 from toy_models import ToyModel
 
 from actors.algorithms.drafting import DraftRow, rank_children
-from actors.algorithms.lookahead import LookaheadController
-from actors.algorithms.outcomes import Forest
 from actors.algorithms.types import Block, Outcome
 from actors.algorithms.verification import verify_blocks
 from actors.engines.protocol import Expand, ModelCard, Ranked, Row
-from actors.mailbox import Mailbox
-from actors.messages import Expansion, OfferBatch, Opening, prefix_key
-from actors.scheduler import Scheduler
+from actors.messages import Opening, prefix_key
 from actors.settings import LookaheadSettings, Rule, SamplingSettings, TargetSettings, TreeSettings
 
 
@@ -81,21 +75,46 @@ class ToyTarget:
         del self.openings[slot], self.outputs[slot]
 
 
-@dataclass
-class Trouble:
-    """Odds, per message, of what may happen to it."""
+class ToyDraft:
+    """Implements protocol.DraftModel over a ToyModel."""
 
-    dropped: float = 0.05
-    repeated: float = 0.1
-    latest: int = 1
-    """Passes that an offer may be late, at most."""
-    late_commit: float = 0.1
-    """The draft hears of a pass one pass too late."""
+    def __init__(self, model: ToyModel, rule: Rule, branching: int) -> None:
+        self.model, self.rule, self.branching = model, rule, branching
+        self.openings: dict[str, Opening] = {}
+        self.committed: dict[str, list[int]] = {}
+
+    def card(self) -> ModelCard:
+        return ModelCard("toy", self.model.vocabulary, 64, 64)
+
+    def open(self, opening: Opening) -> None:
+        self.openings[opening.sequence] = opening
+        self.committed[opening.sequence] = [*opening.prompt, *opening.committed]
+
+    def advance(self, sequence: str, tokens: Sequence[int]) -> None:
+        self.committed[sequence].extend(tokens)
+
+    def close(self, sequence: str) -> None:
+        del self.openings[sequence], self.committed[sequence]
+
+    def expand(self, requests: Sequence[Expand]) -> list[Ranked]:
+        rows, logits = [], []
+        for request in requests:
+            opening = self.openings[request.sequence]
+            prefix = [*self.committed[request.sequence], *request.path]
+            rows.append(DraftRow(opening.sampling, opening.seed, len(prefix), prefix_key(prefix)))
+            logits.append(self.model.logits(prefix))
+        ranked = rank_children(
+            torch.stack(logits), rows, branching=self.branching, support=self.model.vocabulary, rule=self.rule
+        )
+        return [
+            Ranked(request.sequence, request.path, r.tokens, r.confidences, r.support)
+            for request, r in zip(requests, ranked, strict=True)
+        ]
 
 
 @dataclass
 class EnginePath:
-    """Runs `count` sequences of `length` tokens at a time through the real parts."""
+    """Runs `count` sequences of `length` tokens at a time through the real parts, over toys."""
 
     model: ToyModel
     draft: ToyModel
@@ -107,104 +126,29 @@ class EnginePath:
     trouble: Trouble = field(default_factory=Trouble)
     tree: TreeSettings = field(default_factory=lambda: TreeSettings(width=32, branching=2, depth=5, nodes=24))
     lookahead: LookaheadSettings = field(default_factory=lambda: LookaheadSettings(maximum=4))
-    steps: tuple[int, ...] = (0, 2, 4, 6)
-    """Draft steps in the time of one pass: one of these."""
     proposed: int = 0
     accepted: int = 0
-    passes: int = 0
-    lengths: set[int] = field(default_factory=set)
-    """Lookaheads that occurred."""
     seeds: list[int] = field(default_factory=list)
     """The sequences' noise seeds, in order."""
 
     def run(self, count: int, slots: int = 16) -> list[tuple[int, ...]]:
         """The answers. Every sequence has a noise seed of its own."""
-        rng, trouble = random.Random(self.seed), self.trouble
-        clock = Clock()
-        mailbox, controller = Mailbox(self.model.vocabulary), LookaheadController(self.lookahead)
-        settings = TargetSettings(slots=slots, context=64, queue=count, rule=self.rule, lookahead=self.lookahead)
-        target = ToyTarget(self.model, self.rule, clock, self.slope, slots)
-        scheduler = Scheduler(target, settings, mailbox, controller, clock)
-        forest = Forest(self.tree)
-        sampling = self.sampling.model_copy(update={"max_tokens": self.length})
-        openings = {
-            f"s{n}": Opening(f"s{n}", (0,), sampling, seed=rng.randrange(2**63), committed=()) for n in range(count)
-        }
-        self.seeds = [opening.seed for opening in openings.values()]
-        todo = iter(openings.values())
-        answers: dict[str, list[int]] = {}
-        running: set[str] = set()
-        offers: list[tuple[int, OfferBatch]] = []
-        commits: list[tuple[int, str, int, tuple[int, ...]]] = []
-        committed: dict[str, list[int]] = {}
-        for now in itertools.count():
-            for opening in itertools.islice(todo, slots - len(running)):
-                name = opening.sequence
-                scheduler.open("owner", opening)
-                forest.open(name, prefix_key(opening.prompt), 1)
-                running.add(name)
-                answers[name], committed[name] = [], []
-            if not running:
-                break
-            for _ in range(rng.choice(self.steps)):
-                for name, expansions in self._draft_step(forest, openings, committed).items():
-                    offers += self._sent(rng, now, name, expansions)
-            arrived = [batch for due, batch in offers if due <= now]
-            offers = [(due, batch) for due, batch in offers if due > now]
-            rng.shuffle(arrived)
-            for batch in arrived:
-                mailbox.offer(batch)
-            for ruling in scheduler.step().rulings:
-                verdict = ruling.verdict
-                self.passes += 1
-                self.proposed += verdict.proposed
-                self.accepted += verdict.accepted
-                self.lengths.add(verdict.proposed)
-                answers[verdict.sequence].extend(verdict.tokens)
-                if verdict.finish is not None:
-                    running.discard(verdict.sequence)
-                    forest.close(verdict.sequence)
-                    mailbox.close(verdict.sequence)
-                else:
-                    commits.append(
-                        (now + (rng.random() < trouble.late_commit), verdict.sequence, verdict.position, verdict.tokens)
-                    )
-            for _, name, position, tokens in [c for c in commits if c[0] <= now]:
-                if name in running and forest.commit(name, position, tokens) == "advanced":
-                    committed[name] = answers[name][: forest.position(name) - 1]
-            commits = [c for c in commits if c[0] > now]
-        return [tuple(answers[name]) for name in openings]
-
-    def _draft_step(
-        self, forest: Forest, openings: dict[str, Opening], committed: dict[str, list[int]]
-    ) -> dict[str, list[Expansion]]:
-        asked: list[Expand] = forest.frontier(self.tree.width)
-        if not asked:
-            return {}
-        rows, logits = [], []
-        for request in asked:
-            opening = openings[request.sequence]
-            prefix = [*opening.prompt, *committed[request.sequence], *request.path]
-            rows.append(DraftRow(opening.sampling, opening.seed, len(prefix), prefix_key(prefix)))
-            logits.append(self.draft.logits(prefix))
-        ranked = rank_children(
-            torch.stack(logits), rows, branching=self.tree.branching, support=self.draft.vocabulary, rule=self.rule
+        rng, clock = random.Random(self.seed), Clock()
+        path = LossyPath(
+            ToyTarget(self.model, self.rule, clock, self.slope, slots),
+            ToyDraft(self.draft, self.rule, self.tree.branching),
+            TargetSettings(slots=slots, context=64, queue=count, rule=self.rule, lookahead=self.lookahead),
+            rng,
+            trouble=self.trouble,
+            tree=self.tree,
+            clock=clock,
         )
-        answers = [
-            Ranked(request.sequence, request.path, r.tokens, r.confidences, r.support)
-            for request, r in zip(asked, ranked, strict=True)
-        ]
-        return forest.grow(answers)
-
-    def _sent(
-        self, rng: random.Random, now: int, name: str, expansions: list[Expansion]
-    ) -> list[tuple[int, OfferBatch]]:
-        trouble = self.trouble
-        if rng.random() < trouble.dropped:
-            return []
-        copies = 2 if rng.random() < trouble.repeated else 1
-        batch = OfferBatch("draft", {name: expansions})
-        return [(now + rng.randrange(trouble.latest + 1), batch) for _ in range(copies)]
+        sampling = self.sampling.model_copy(update={"max_tokens": self.length})
+        self.seeds = [rng.randrange(2**63) for _ in range(count)]
+        answers = path.run([Opening(f"s{n}", (0,), sampling, seed) for n, seed in enumerate(self.seeds)])
+        self.proposed += path.proposed
+        self.accepted += path.accepted
+        return [tuple(answer.tokens) for answer in answers.values()]
 
 
 def answer_law(model: ToyModel, temperature: float, length: int) -> NDArray[np.float64]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from engine_path import EnginePath, Trouble, answer_law, counts, fit
+from engine_path import EnginePath, answer_law, counts, fit
+from lossy_path import Trouble
 from toy_models import Request, ToyModel, plain, tokens_of
 
 from actors.settings import LookaheadSettings, Rule, SamplingSettings

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import yaml
 from tokenizers import Tokenizer, decoders, models
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from actors.engines.protocol import ModelCard
 from actors.errors import ConfigError, ModelMismatchError
+from actors.orchestrator import mismatch
 from actors.words import WordCodec
-from cluster.config import load_config
+from cluster.config import DeploymentConfig, load_config
 from cluster.factory import draft_model, pin, prepare, text_facts
 from deployments import cli
 from deployments.local import free_port
@@ -54,6 +56,42 @@ def test_a_permuted_vocabulary_is_named_before_anything_starts(
         cli.main(["serve", str(path), "--port", str(free_port())])
     assert ended.value.code == 2
     assert "does not share the vocabulary" in capsys.readouterr().err
+
+
+def test_a_draft_of_another_tokenizer_must_be_declared_and_only_such_a_one(pair: tuple[str, str, str]) -> None:
+    target, fits, permuted = pair
+
+    def config(model: str, **draft: object) -> DeploymentConfig:
+        return load_config({"target": {"model": target}, "draft": {"model": model, **draft}})
+
+    with pytest.raises(ModelMismatchError, match="retokenised"):
+        prepare(config(permuted))
+    prepare(config(permuted, kind="retokenised"))
+    for same in (fits, target):
+        with pytest.raises(ModelMismatchError, match=r"use draft\.kind 'model'") as refused:
+            prepare(config(same, kind="retokenised"))
+        assert refused.value.param == "draft.kind"
+        with pytest.raises(ModelMismatchError, match=r"use draft\.kind 'model'"):
+            draft_model(config(same, kind="retokenised"))
+    with pytest.raises(ConfigError, match="nowhere"):
+        prepare(config("./nowhere", kind="retokenised"))
+    with pytest.raises(ConfigError, match="layers"):
+        config(permuted, kind="retokenised", layers=2)
+    with pytest.raises(ConfigError, match="cannot follow an emulated target"):
+        load_config({"target": {"engine": "emulated", "model": "emulated:reference"}, "draft": {"kind": "retokenised"}})
+
+
+def test_a_retokenised_draft_is_built_and_fits(pair: tuple[str, str, str], tmp_path: Path) -> None:
+    """With weights: it needs no vocabulary of the target's, so its card fits any."""
+    described = LlamaConfig(
+        vocab_size=20, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1
+    )
+    LlamaForCausalLM(described).save_pretrained(pair[2])
+    tier = {"model": pair[2], "kind": "retokenised", "settings": {"slots": 2, "context": 64}}
+    config = load_config({"target": {"model": pair[0], "settings": {"context": 64}}, "draft": tier})
+    card = draft_model(config).card()
+    target = ModelCard(pair[0], 20, 64, 2, fingerprint="theirs")
+    assert (card.vocabulary, card.slots, mismatch(target, card)) == (0, 2, None)
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,99 @@
+"""Speculation on against off on a real model: 1,000 prompts, every sampling setting alone and in random combination.
+
+    python -m benchmarks.proof_model                     # the demo model in float64: no near-ties, nothing may differ
+    python -m benchmarks.proof_model --dtype float32     # near-ties (margins below 1e-3) are counted and allowed
+
+Each prompt is answered by plain decoding first. Then all are answered again with drafts that are right, wrong or rigged
+(scripted from the first answers), verified to a random depth, while offers come late, twice or not at all. Compared are
+tokens, log-probabilities, and how and why an answer ends. Exits with 1 if anything differs outside near-ties.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from actors.algorithms.grammar import GrammarCompiler
+from actors.comparison import TOLERANCE
+from actors.engines.transformers_target import TransformersTarget
+from actors.settings import TargetSettings
+from cluster import demo_draft
+from cluster.models import DEMO_TARGET, load_tokenizer
+from cluster.weights import load_model
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "algorithms"))
+
+from on_off import Sweep, sweep
+
+
+def prompts_of(tokenizer: object, count: int, length: int, rng: random.Random) -> list[tuple[int, ...]]:
+    """Beginnings of held-out prompts: a different one or another cut each time, 3 to `length` tokens."""
+    texts = json.loads((Path(demo_draft.__file__).parent / "held-prompts.json").read_text())
+    found: set[tuple[int, ...]] = set()
+    while len(found) < count:
+        ids = tokenizer.encode(" ".join(rng.sample(texts, 2)))  # type: ignore[attr-defined]
+        start = rng.randrange(max(1, len(ids) - length))
+        found.add(tuple(ids[start : start + rng.randrange(3, length + 1)]))
+    return sorted(found, key=lambda _: rng.random())
+
+
+def grammars() -> list[str]:
+    from llguidance import LLMatcher
+
+    schema = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
+    return [LLMatcher.grammar_from_json_schema(json.dumps(schema)), LLMatcher.grammar_from_regex("[A-Z][a-z ]+[.!]")]
+
+
+def printed(found: Sweep, seconds: float) -> None:
+    print(
+        f"{found.tally}\n{found.settings} settings alone and in combination; {found.proposed} draft tokens proposed, "
+        f"{found.accepted} accepted, lookaheads {min(found.lookaheads)} to {max(found.lookaheads)}; {found.errors} "
+        f"requests leave no token to choose and end alike; {seconds:.0f} s"
+    )
+    for line in found.tally.different:
+        print(f"  {line}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=DEMO_TARGET)
+    parser.add_argument("--dtype", choices=["float64", "float32"], default="float64")
+    parser.add_argument("--prompts", type=int, default=1000)
+    parser.add_argument("--tokens", type=int, default=8)
+    parser.add_argument("--length", type=int, default=10, help="most tokens of a prompt")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args(argv)
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    print(f"commit {commit.stdout.strip() or 'unknown'}, python {platform.python_version()}, torch {torch.__version__}")
+    print(f"command: python -m benchmarks.proof_model {' '.join(sys.argv[1:])}", flush=True)
+    started = time.perf_counter()
+    tokenizer = load_tokenizer(options.model)
+    model = load_model(options.model, dtype=options.dtype)
+    compiler = GrammarCompiler(tokenizer.backend_tokenizer.to_str(), model.vocabulary_size, model.eos)  # type: ignore[attr-defined]
+    context = options.length + options.tokens + 1
+    target = TransformersTarget(model, TargetSettings(slots=16, context=context), compiler)
+    rng = random.Random(options.seed)
+    found = sweep(
+        target,
+        prompts_of(tokenizer, options.prompts, options.length, rng),
+        rng,
+        tokens=options.tokens,
+        grammars=grammars(),
+        tolerance=0.0 if options.dtype == "float64" else TOLERANCE,
+        report=lambda line: print(f"{line} ({time.perf_counter() - started:.0f} s)", flush=True),
+    )
+    printed(found, time.perf_counter() - started)
+    return 0 if found.tally.same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

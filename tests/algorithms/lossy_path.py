@@ -1,0 +1,164 @@
+"""Requests through the real parts, without actors: forest, offers, mailbox, lookahead, scheduler, engines and rules.
+
+Offers and commits come late, twice, in disorder or not at all, by a seeded generator; the draft gets more or fewer
+steps in the time of a pass. Everything is a function of the seed, so a failure can be had again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from actors.algorithms.lookahead import LookaheadController
+from actors.algorithms.outcomes import Forest
+from actors.engines.protocol import DraftModel, TargetModel
+from actors.mailbox import Mailbox
+from actors.messages import Alternatives, Expansion, FinishReason, OfferBatch, Opening, Verdict, prefix_key
+from actors.scheduler import Scheduler
+from actors.settings import LookaheadSettings, TargetSettings, TreeSettings
+
+
+@dataclass
+class Trouble:
+    """Odds, per message, of what may happen to it."""
+
+    dropped: float = 0.05
+    repeated: float = 0.1
+    latest: int = 1
+    """Passes that an offer may be late, at most."""
+    late_commit: float = 0.1
+    """The draft hears of a pass one pass too late."""
+
+
+class RandomLookahead(LookaheadController):
+    """Verifies any part of what there is: a coin decides, which no rule may mind."""
+
+    def __init__(self, settings: LookaheadSettings, rng: random.Random) -> None:
+        super().__init__(settings)
+        self._rng = rng
+
+    def plan(self, paths: Mapping[str, Sequence[float]], plain_tokens: int) -> dict[str, int]:
+        return {name: self._rng.randint(0, len(path)) for name, path in paths.items()}
+
+
+@dataclass
+class Answer:
+    """What one request got."""
+
+    tokens: list[int] = field(default_factory=list)
+    margins: list[float] = field(default_factory=list)
+    alternatives: list[Alternatives] = field(default_factory=list)
+    finish: FinishReason | None = None
+    error: Exception | None = None
+
+    def add(self, verdict: Verdict) -> None:
+        self.tokens.extend(verdict.tokens)
+        self.margins.extend(verdict.margins)
+        self.alternatives.extend(verdict.alternatives)
+        self.finish, self.error = verdict.finish, verdict.error
+
+
+@dataclass
+class LossyPath:
+    """Runs requests over a target and a draft; None decodes plainly.
+
+    clock: simulated, if the engines move one; controller: makes the lookahead controller.
+    """
+
+    target: TargetModel
+    draft: DraftModel | None
+    settings: TargetSettings
+    rng: random.Random
+    trouble: Trouble = field(default_factory=Trouble)
+    tree: TreeSettings = field(default_factory=lambda: TreeSettings(width=32, branching=2, depth=5, nodes=24))
+    steps: tuple[int, ...] = (0, 2, 4, 6)
+    """Draft steps in the time of one pass: one of these."""
+    clock: Callable[[], float] = lambda: 0.0
+    controller: Callable[[LookaheadSettings], LookaheadController] = LookaheadController
+    proposed: int = 0
+    accepted: int = 0
+    passes: int = 0
+    lengths: set[int] = field(default_factory=set)
+    """Lookaheads that occurred."""
+
+    def run(self, openings: Sequence[Opening]) -> dict[str, Answer]:
+        """The answers by sequence, at most settings.slots at a time."""
+        self._mailbox = Mailbox(self.target.card().vocabulary)
+        self._forest = Forest(self.tree)
+        controller = self.controller(self.settings.lookahead)
+        scheduler = Scheduler(self.target, self.settings, self._mailbox, controller, self.clock)
+        answers = {opening.sequence: Answer() for opening in openings}
+        self._lengths: dict[str, int] = {}
+        offers: list[tuple[int, OfferBatch]] = []
+        commits: list[tuple[int, Verdict]] = []
+        todo, running = iter(openings), set[str]()
+        for now in itertools.count():
+            for opening in itertools.islice(todo, self.settings.slots - len(running)):
+                scheduler.open("owner", opening)
+                running.add(opening.sequence)
+                self._open_draft(opening)
+            if not running:
+                return answers
+            for _ in range(self.rng.choice(self.steps) if self.draft is not None else 0):
+                for name, expansions in self._draft_step().items():
+                    offers += self._sent(now, name, expansions)
+            arrived = [batch for due, batch in offers if due <= now]
+            offers = [(due, batch) for due, batch in offers if due > now]
+            self.rng.shuffle(arrived)
+            for batch in arrived:
+                self._mailbox.offer(batch)
+            for ruling in scheduler.step().rulings:
+                verdict = ruling.verdict
+                self._count(verdict)
+                answers[verdict.sequence].add(verdict)
+                if verdict.finish is not None:
+                    running.discard(verdict.sequence)
+                    self._close_draft(verdict.sequence)
+                else:
+                    commits.append((now + (self.rng.random() < self.trouble.late_commit), verdict))
+            for _, verdict in [commit for commit in commits if commit[0] <= now]:
+                self._commit(verdict)
+            commits = [commit for commit in commits if commit[0] > now]
+        raise AssertionError
+
+    def _count(self, verdict: Verdict) -> None:
+        self.passes += 1
+        self.proposed += verdict.proposed
+        self.accepted += verdict.accepted
+        self.lengths.add(verdict.proposed)
+
+    def _open_draft(self, opening: Opening) -> None:
+        if self.draft is None or not opening.sampling.speculation:
+            return
+        tokens = [*opening.prompt, *opening.committed]
+        self.draft.open(opening)
+        self._forest.open(opening.sequence, prefix_key(tokens), len(tokens))
+        self._lengths[opening.sequence] = len(tokens)
+
+    def _close_draft(self, name: str) -> None:
+        if self.draft is not None and self._lengths.pop(name, None) is not None:
+            self._forest.close(name)
+            self.draft.close(name)
+
+    def _commit(self, verdict: Verdict) -> None:
+        """As the draft actor does; a commit of a sequence that has ended meanwhile comes to nothing."""
+        length = self._lengths.get(verdict.sequence)
+        if self.draft is None or length is None or not verdict.tokens:
+            return
+        fresh = verdict.tokens[length - verdict.position :]
+        self._forest.commit(verdict.sequence, length, fresh)
+        self.draft.advance(verdict.sequence, fresh)
+        self._lengths[verdict.sequence] = length + len(fresh)
+
+    def _draft_step(self) -> dict[str, list[Expansion]]:
+        asked = self._forest.frontier(self.tree.width)
+        return self._forest.grow(self.draft.expand(asked)) if asked and self.draft is not None else {}
+
+    def _sent(self, now: int, name: str, expansions: list[Expansion]) -> list[tuple[int, OfferBatch]]:
+        if self.rng.random() < self.trouble.dropped:
+            return []
+        copies = 2 if self.rng.random() < self.trouble.repeated else 1
+        batch = OfferBatch("draft", {name: expansions})
+        return [(now + self.rng.randrange(self.trouble.latest + 1), batch) for _ in range(copies)]
