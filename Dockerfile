@@ -21,12 +21,15 @@ RUN bash k8s/image/install.sh /opt/venv "${VARIANT}" "${TORCH_INDEX}"
 FROM base AS runtime-cpu
 
 FROM base AS runtime-cuda
-# Triton compiles its launchers on first use.
+# Triton compiles its launchers on first use; any compiler of this Debian will do.
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 
+# One of the two stages above, which have their tag from `base`.
+# hadolint ignore=DL3006
 FROM runtime-${VARIANT} AS runtime
 # The user of the pods' security contexts. Bash stays: the operator starts Ray through it.
 RUN groupadd --gid 10001 outrider \

@@ -6,7 +6,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help test slow lint types demo bench bench-draft clean
+.PHONY: help test slow lint types demo bench bench-draft bench-algorithms bench-memory proof proof-model test-observability \
+	test-crds clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,9 +24,10 @@ test: $(STAMP) lint types  ## lint, types and the whole test suite
 slow: $(STAMP)  ## the long proofs
 	$(BIN)/pytest -m slow --timeout 3600
 
-lint: $(STAMP)  ## ruff
+lint: $(STAMP)  ## ruff, and hadolint for the image
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/hadolint Dockerfile
 
 types: $(STAMP)  ## strict mypy
 	$(BIN)/mypy
@@ -51,10 +53,13 @@ proof: $(STAMP)  ## every claim of exactness, with its figure and p-value
 proof-model: $(STAMP)  ## speculation on against off: 1,000 prompts on a real model, every sampling setting
 	$(BIN)/python -m benchmarks.proof_model $(ARGS)
 
-test-observability: $(STAMP)  ## dashboards and alerts against a real Prometheus (Debian's, installed where missing)
-	command -v prometheus >/dev/null || (apt-get update -qq && apt-get install -y -qq prometheus)
-	$(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,grafana]'
-	$(BIN)/pytest tests/observability -m 'slow or not slow'
+test-observability: $(STAMP)  ## dashboards, alerts and traces of a running application against a real Prometheus
+	@command -v prometheus promtool >/dev/null || { echo "Prometheus is missing: apt-get install prometheus" >&2; exit 2; }
+	$(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,grafana,traces]'
+	$(BIN)/pytest -m observability
+
+test-crds: $(STAMP)  ## manifests against the operators' own definitions (CRDS="FILE..."; see k8s/README.md)
+	CRDS="$(CRDS)" $(BIN)/pytest tests/k8s/test_crds.py
 
 clean:  ## remove the virtual environment
 	rm -rf $(VENV)

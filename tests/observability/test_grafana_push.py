@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -19,8 +19,7 @@ from cluster.grafana.client import GrafanaError, MissingError, Transport, push
 from cluster.grafana.dashboards import all_dashboards
 from deployments import k8s_cli
 
-INSTALLED = importlib.util.find_spec("grafana_api") is not None
-needs_package = pytest.mark.skipif(not INSTALLED, reason="the extra `grafana` is not installed")
+needs_package = pytest.mark.observability
 PROMETHEUS = "http://prometheus.monitoring:9090"
 
 
@@ -123,8 +122,8 @@ def test_unusable_arguments(url: str, token: str) -> None:
         client.connect(url, token)
 
 
-@pytest.mark.skipif(INSTALLED, reason="the extra `grafana` is installed")
-def test_without_the_extra_the_error_says_what_to_install() -> None:
+def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grafana_api", None)
     with pytest.raises(ConfigError, match=r"outrider\[grafana\]"):
         client.connect("http://grafana:3000", TOKEN)
 

@@ -1,6 +1,6 @@
 """A real Prometheus beside a running application: what the dashboards ask is answered, and rules are loaded.
 
-`make test-observability` runs this; it needs the prometheus package of the distribution.
+What is marked `observability` is run by `make test-observability`; it needs the distribution's prometheus package.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import os
-import shutil
 import time
 import urllib.parse
 import urllib.request
@@ -27,8 +26,6 @@ from cluster import observe
 from cluster.config import load_config
 from cluster.grafana.alerts import alerts
 from cluster.grafana.dashboards import all_dashboards
-
-installed = pytest.mark.skipif(shutil.which("prometheus") is None, reason="Prometheus is not installed")
 
 INTERVAL = "RAY_metrics_report_interval_ms"
 CONFIG = {
@@ -121,8 +118,7 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Applicatio
     del os.environ[INTERVAL]
 
 
-@installed
-@pytest.mark.slow
+@pytest.mark.observability
 @pytest.mark.ray
 class TestRunningApplication:
     def test_every_panel_is_answered(self, application: Application) -> None:
@@ -164,7 +160,7 @@ class TestRunningApplication:
         assert 0 < int(sample["value"][1]) < 1500
 
 
-@installed
+@pytest.mark.observability
 def test_targets_are_followed(tmp_path: Path) -> None:
     """Prometheus scrapes an exporter that appears after its start, and says so."""
 
@@ -195,7 +191,7 @@ def test_targets_are_followed(tmp_path: Path) -> None:
         thread.join()
 
 
-@installed
+@pytest.mark.observability
 def test_a_configuration_that_fails_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observe, "rules_file", lambda: {"groups": [{"name": "g", "rules": [{"expr": "1 +"}]}]})
     with pytest.raises(ConfigError, match="prometheus ended at once"), observe.prometheus(tmp_path, [], _free_port()):
