@@ -7,6 +7,7 @@ many there are, what each holds and what runs on them. Where the pods go (node s
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +27,13 @@ COMPONENT = "app.kubernetes.io/component"
 """Label of the pods and of the Ray nodes in them: which part of the application runs there."""
 ACCELERATOR = "ray.io/accelerator-type"
 GPU = "nvidia.com/gpu"
+VERSION = "outrider/serve-config"
+"""Annotation of the head's pod: a digest of `serveConfigV2`.
+
+KubeRay puts a change of `serveConfigV2` alone into the cluster that is answering, whose old replicas go before the new
+ones have shown that they come up. A change of a pod template gets a cluster of its own, which takes over when its
+application runs: so every version has one.
+"""
 OVERHEAD_GIB = 4
 """Memory of a pod beside its replicas': raylet, agents and the object store."""
 _GIB = 2**30
@@ -46,10 +54,12 @@ def rayservice(config: DeploymentConfig, template: Document, shape: PodShape = P
     """The whole RayService of `config`. Raises ConfigError where the pods asked for cannot hold the replicas."""
     document = copy.deepcopy(template)
     spec = document["spec"]
-    spec["serveConfigV2"] = yaml.safe_dump(serve_config(config), sort_keys=False)
+    spec["serveConfigV2"] = text = yaml.safe_dump(serve_config(config), sort_keys=False)
     spec["rayClusterDeletionDelaySeconds"] = math.ceil(config.orchestrator.settings.request_timeout_s) + 60
     spec["serveService"]["spec"]["ports"][0]["port"] = config.ingress.port
     cluster = spec["rayClusterConfig"]
+    digest = f"sha256-{hashlib.sha256(text.encode()).hexdigest()[:16]}"  # with digits alone YAML might read a number
+    cluster["headGroupSpec"]["template"]["metadata"]["annotations"] = {VERSION: digest}
     groups = {group["groupName"]: group for group in cluster["workerGroupSpecs"]}
     for group in (cluster["headGroupSpec"], groups["front"]):
         for port in _container(group)["ports"]:

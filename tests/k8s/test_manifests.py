@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -214,3 +215,36 @@ class TestCommand:
         result = self.run(str(path), "--base", str(K8S / "base"))
         assert result.exit_code == 2
         assert "target.modle" in result.output
+
+
+def cluster_identity(document: Any) -> Any:
+    """What KubeRay compares (GenerateHashWithoutReplicasAndWorkersToDelete, 1.5 to 1.7): a difference means a new
+    cluster; without one, `serveConfigV2` goes into the cluster that is answering.
+    """
+    spec = copy.deepcopy(document["spec"]["rayClusterConfig"])
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        for ignored in ("replicas", "minReplicas", "maxReplicas"):
+            group.pop(ignored, None)
+        group["template"]["spec"].pop("tolerations", None)
+    return spec
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model_id": "another"},
+        {"rule": "rejection"},
+        {"ingress": {"keys_file": "/etc/outrider/keys/keys.yaml"}},
+        {"target": {**REAL["target"], "model": "org/broken"}},
+        {"target": {**REAL["target"], "autoscaling": {"max_replicas": 3}}},  # bounds of pods alone reach no cluster
+        {"draft": {**REAL["draft"], "settings": {"slots": 3}}},
+    ],
+)
+def test_every_version_gets_a_cluster_of_its_own(change: dict[str, Any]) -> None:
+    """So one that never becomes ready never touches the one that answers."""
+    before, again, after = (
+        manifests.rayservice(load_config({**REAL, **more}), TEMPLATE, ONE) for more in ({}, {}, change)
+    )
+    assert cluster_identity(before) == cluster_identity(again)
+    assert cluster_identity(before) != cluster_identity(after)
+    assert after["spec"]["upgradeStrategy"] == {"type": "NewCluster"}
