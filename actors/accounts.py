@@ -5,13 +5,28 @@ Kept out of the loops that do the work.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from actors import telemetry
-from actors.scheduler import PassReport, Scheduler
+from actors.scheduler import PassReport
 from actors.settings import TargetSettings
 from actors.telemetry import Recorder
 
 _SMOOTHING = 0.05
 """Share of the newest pass in running means, which would jump from pass to pass otherwise."""
+
+
+class Occupancy(Protocol):
+    """What a target holds now (a Scheduler, or an engine that schedules itself)."""
+
+    @property
+    def active(self) -> int: ...
+
+    @property
+    def queued(self) -> int: ...
+
+    @property
+    def cached_positions(self) -> int: ...
 
 
 class PassAccounts:
@@ -26,7 +41,7 @@ class PassAccounts:
         recorder.set(telemetry.SLOTS, settings.slots)
         recorder.set(telemetry.KV_POSITIONS, settings.slots * settings.context)
 
-    def pass_done(self, report: PassReport, scheduler: Scheduler) -> None:
+    def pass_done(self, report: PassReport, scheduler: Occupancy) -> None:
         """Book one pass."""
         recorder = self._recorder
         recorder.add(telemetry.PASSES, 1)
@@ -45,13 +60,13 @@ class PassAccounts:
             recorder.observe(telemetry.QUEUE_SECONDS, seconds)
         self._decisions(report)
 
-    def occupied(self, scheduler: Scheduler) -> None:
+    def occupied(self, scheduler: Occupancy) -> None:
         """Book what is held now: also when sequences end between passes, which may be the last ones for long."""
         self._recorder.set(telemetry.QUEUE, scheduler.queued, tier="target")
         self._recorder.set(telemetry.ACTIVE, scheduler.active, tier="target")
         self._recorder.set(telemetry.KV_USED, scheduler.cached_positions)
 
-    def load(self, scheduler: Scheduler) -> dict[str, float]:
+    def load(self, scheduler: Occupancy) -> dict[str, float]:
         """What the autoscaling policy of this tier goes by (cluster.autoscaling.TargetLoad)."""
         slots = self._settings.slots
         return {

@@ -36,6 +36,7 @@ class Replica(ABC, Generic[Mail, Result]):
         self._lost_links: list[str] = []
         self._wake = threading.Condition()
         self._stopping = False
+        self._nudged = False
         self._failure: BaseException | None = None
         self._card: ModelCard | None = None
         self._built = threading.Event()
@@ -131,6 +132,12 @@ class Replica(ABC, Generic[Mail, Result]):
     def _busy(self) -> bool:
         """Is there work to do? Callable from any thread."""
 
+    def _nudge(self) -> None:
+        """`_pause` has a new answer. Callable from any thread."""
+        with self._wake:
+            self._nudged = True
+            self._wake.notify()
+
     # -- the model thread ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -153,6 +160,7 @@ class Replica(ABC, Generic[Mail, Result]):
         with self._wake:
             inbox, self._inbox = self._inbox, []
             lost, self._lost_links = self._lost_links, []
+            self._nudged = False
         self._moved_at = self._clock()
         for link, mail in inbox:
             self._take(link, mail)
@@ -166,7 +174,7 @@ class Replica(ABC, Generic[Mail, Result]):
                 self._links.publish(results)
             return
         with self._wake:
-            if not (self._inbox or self._lost_links or self._stopping):
+            if not (self._inbox or self._lost_links or self._stopping or self._nudged):
                 self._wake.wait(pause)
 
     # -- links ---------------------------------------------------------------------------------------------------

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from actors.algorithms.grammar import GrammarMatcher
-from actors.algorithms.sampling import check_ids
 from actors.algorithms.types import Block, Outcome
 from actors.algorithms.verification import verify_blocks
 from actors.engines.causal_lm import CausalLM
+from actors.engines.openings import check_opening
 from actors.engines.protocol import ModelCard, Row
 from actors.engines.slots import SlotRow
-from actors.errors import InvalidSettingError, PromptError
+from actors.errors import InvalidSettingError
 from actors.messages import Opening
 from actors.settings import TargetSettings
 
@@ -66,14 +66,7 @@ class TransformersTarget:
 
     def attach(self, slot: int, opening: Opening) -> None:
         """Take `opening` into `slot`. Raises PromptError, or InvalidSettingError for ids that the model lacks."""
-        size = self._model.vocabulary_size
-        if not opening.prompt:
-            raise PromptError("the prompt is empty")
-        if not all(0 <= token < size for token in (*opening.prompt, *opening.committed)):
-            raise PromptError(f"the prompt holds a token id outside the model's vocabulary of {size}")
-        culprit = check_ids(opening.sampling, size)
-        if culprit is not None:
-            raise InvalidSettingError(f"{culprit} must name token ids below {size}", culprit)
+        check_opening(opening, self._model.vocabulary_size)
         request = _Request(opening, self._read_grammar(opening))
         self._requests[slot] = request
         if opening.committed:

@@ -1,0 +1,391 @@
+"""The target actor on vLLM: a sibling of actors/target.py for an engine that schedules itself.
+
+The same messages come in and go out. Sequences enter and leave vLLM through its public API; drafts wait in the
+mailbox of this process, and vLLM's first rank asks for them once per pass (engines/exchange.py). What vLLM says is
+what was committed; what the exchange reports (how much of it was drafts, margins) is put beside it, and where a
+report was lost the tokens go out without it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from actors.accounts import PassAccounts
+from actors.algorithms.grammar import GrammarCompiler
+from actors.desk import Desk
+from actors.engines.exchange import Answer, ExchangeServer, PassEnd
+from actors.engines.openings import check_opening
+from actors.engines.protocol import ModelCard
+from actors.engines.vllm_engine import Said, VllmEngine, VllmPlan
+from actors.engines.vllm_requests import plain_request, request
+from actors.errors import ConfigError, EngineError, InvalidSettingError, OutriderError, OverloadedError
+from actors.messages import Cancel, FinishReason, OfferBatch, Opening, Pulse, TargetMessage, Verdict, VerdictBatch
+from actors.replica import Replica
+from actors.scheduler import PassReport, Ruling
+from actors.settings import TargetSettings
+from actors.telemetry import Recorder
+from actors.tracing import NO_TRACES, Tracer
+from actors.vllm_check import check
+from actors.wire import node_address
+
+logger = logging.getLogger(__name__)
+
+GRACE_S = 0.05
+"""What the first rank waits for an answer beyond the longest hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class VllmModel:
+    """What a vLLM target is made of.
+
+    tokenizer: JSON of the tokenizer, for grammars. spread: the ranks may be on several nodes (vLLM's Ray executor).
+    plain_if_incompatible: when the start-up check fails, decode without speculation instead of refusing to start.
+    tolerance: distance between two best scores that counts as a near-tie in the start-up check, in units of logits.
+    """
+
+    name: str
+    plan: VllmPlan
+    vocabulary: int
+    eos: tuple[int, ...] = ()
+    fingerprint: str = ""
+    tokenizer: str | None = None
+    spread: bool = False
+    plain_if_incompatible: bool = False
+    tolerance: float = 1e-3
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    owner: str
+    opening: Opening
+    run: str
+    """Names this stay of the sequence at vLLM: what an earlier one still says is not its."""
+    length: int
+    """Prompt and tokens said."""
+    queued_at: float
+    started: bool = False
+
+
+class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
+    """A plain class; `ray.remote` is applied where it is placed.
+
+    make_model: says what to build, on the model thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make_model: Callable[[], VllmModel],
+        settings: TargetSettings,
+        recorder: Recorder,
+        clock: Callable[[], float] = time.monotonic,
+        tracer: Tracer = NO_TRACES,
+    ) -> None:
+        self._make_model = make_model
+        self._settings = settings
+        self._recorder = recorder
+        self._tracer = tracer
+        self._sequences: dict[str, _Sequence] = {}
+        self._runs: dict[str, _Sequence] = {}
+        self._numbers = itertools.count()
+        self._refusals: list[Ruling] = []
+        self._queue_seconds: list[float] = []
+        self._engine: VllmEngine | None = None
+        self._exchange: ExchangeServer | None = None
+        self._accounts: PassAccounts | None = None
+        self.speculates = True
+        """False when the start-up check failed and the configuration prefers plain decoding to none."""
+        super().__init__(name, clock)
+
+    # -- building --------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> ModelCard:
+        model = self._model = self._make_model()
+        self._desk = self._answering = Desk(self._settings, model.vocabulary, self._clock)
+        self._grammars: GrammarCompiler | None = None
+        try:
+            self._build(model)
+        except BaseException:
+            self._release()
+            raise
+        self._accounts = PassAccounts(self._recorder, self._settings)
+        settings = self._settings
+        return ModelCard(model.name, model.vocabulary, settings.context, settings.slots, model.eos, model.fingerprint)
+
+    def _build(self, model: VllmModel) -> None:
+        self._engine = VllmEngine(model.plan, self._nudge)
+        size = int(self._engine.config.model_config.get_vocab_size())
+        if size != model.vocabulary:
+            raise ConfigError(f"vLLM's {model.name} has {size} token ids, its checkpoint says {model.vocabulary}")
+        if model.plan.lookahead is None:
+            self.speculates = False
+            return
+        try:
+            self._connect(model, self._engine)
+            check(self._engine, self._answer_with, model, self._settings)
+        except EngineError as error:
+            if not model.plain_if_incompatible:
+                raise ConfigError(
+                    f"vLLM's internals are not as they were, so drafts cannot be verified: {error}", "target.engine"
+                ) from error
+            logger.error("DECODING WITHOUT SPECULATION AND WITHOUT COUPLED NOISE: %s", error)
+            self._release()
+            self.speculates = False
+            self._engine = VllmEngine(dataclasses.replace(model.plan, lookahead=None), self._nudge)
+        self._answer_with(self._desk)
+
+    def _connect(self, model: VllmModel, engine: VllmEngine) -> None:
+        server = ExchangeServer(self._answer, node_address() if model.spread else None)
+        self._exchange = server
+        brief = {
+            "address": server.address,
+            "secret": server.secret,
+            "patience_s": self._settings.lookahead.max_wait_ms / 1e3 + GRACE_S,
+            "rule": self._settings.rule,
+            "eos": list(model.eos),
+            "vocabulary": model.vocabulary,
+            "tokenizer": model.tokenizer,
+            "owner": [socket.gethostname(), os.getpid()],
+        }
+        try:
+            reached = engine.tell_workers("take_brief", brief)
+        except Exception as error:  # whatever vLLM makes of an error in a worker
+            raise EngineError(str(error)) from error
+        if not all(reached):
+            raise EngineError("vLLM's first rank does not reach the mailbox")
+
+    def _answer(self, end: PassEnd) -> Answer:
+        return self._answering.answer(end)
+
+    def _answer_with(self, desk: Desk) -> None:
+        self._answering = desk
+
+    def _release(self) -> None:
+        if self._exchange is not None:
+            self._exchange.close()
+            self._exchange = None
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    async def stop(self) -> None:
+        """End the model thread, all streams and vLLM's processes."""
+        await super().stop()
+        self._release()
+
+    @property
+    def _vllm(self) -> VllmEngine:
+        assert self._engine is not None  # the model thread runs nothing else before _prepare
+        return self._engine
+
+    # -- what comes in ---------------------------------------------------------------------------------------------
+
+    def _take(self, link: str, mail: Sequence[TargetMessage]) -> None:
+        for message in mail:
+            match message:
+                case OfferBatch():
+                    self._desk.offer(message)
+                case Opening():
+                    self._tracer.begin(message.sequence)
+                    self._open(link, message)
+                case Cancel():
+                    self._end(message.sequences, finish="cancelled")
+        self._occupied()
+
+    def _open(self, owner: str, opening: Opening) -> None:
+        former = self._sequences.get(opening.sequence)
+        if former is not None and former.owner == owner:
+            return  # a repeated message
+        self._end((opening.sequence,), finish="moved")
+        try:
+            if len(self._sequences) >= self._settings.slots + self._settings.queue:
+                raise OverloadedError(f"all {self._settings.slots} slots are taken and {self.queued} requests wait")
+            self._check(opening)
+            make = request if self.speculates else plain_request
+            asked = make(opening, self._model.eos, self._settings.context)
+        except OutriderError as error:
+            self._refuse(owner, opening, error)
+            return
+        run = f"{opening.sequence}#{next(self._numbers)}"
+        length = len(opening.prompt) + len(opening.committed)
+        sequence = _Sequence(owner, opening, run, length, self._clock())
+        self._sequences[opening.sequence] = self._runs[run] = sequence
+        if self.speculates:
+            self._desk.open(opening)
+        self._vllm.start(dataclasses.replace(asked, name=run))
+
+    def _check(self, opening: Opening) -> None:
+        check_opening(opening, self._model.vocabulary)
+        grammar = opening.sampling.grammar
+        if grammar is None or not self.speculates:
+            return
+        if self._model.tokenizer is None:
+            raise InvalidSettingError("this deployment has no grammar support", "response_format")
+        if self._grammars is None:
+            self._grammars = GrammarCompiler(self._model.tokenizer, self._model.vocabulary, self._model.eos)
+        self._grammars.matcher(grammar)
+
+    def _refuse(self, owner: str, opening: Opening, error: OutriderError) -> None:
+        position = len(opening.prompt) + len(opening.committed)
+        self._refusals.append(Ruling(owner, Verdict(opening.sequence, position, (), finish="error", error=error)))
+
+    def _end(self, names: Sequence[str], finish: str) -> None:
+        """Give back what these sequences hold; unknown ones are ignored."""
+        gone = [sequence for name in names if (sequence := self._sequences.pop(name, None)) is not None]
+        for sequence in gone:
+            del self._runs[sequence.run]
+            self._desk.close(sequence.opening.sequence)
+            self._tracer.end(sequence.opening.sequence, finish=finish)
+        if gone:
+            self._vllm.end([sequence.run for sequence in gone])
+
+    def _drop_link(self, link: str) -> None:
+        self._end([n for n, s in self._sequences.items() if s.owner == link], finish="abandoned")
+        self._occupied()
+
+    # -- what goes out ---------------------------------------------------------------------------------------------
+
+    def _pause(self) -> float | None:
+        return 0.0 if self._refusals or self._vllm.has_news else None
+
+    def _work(self) -> dict[str, VerdictBatch]:
+        report = self._report()
+        batches: dict[str, list[Verdict]] = {}
+        for ruling in report.rulings:
+            batches.setdefault(ruling.owner, []).append(ruling.verdict)
+        ended, number = time.time(), self._progress + 1
+        return {
+            owner: VerdictBatch(self._name, number, verdicts, report.seconds, report.tokens, ended)
+            for owner, verdicts in batches.items()
+        }
+
+    def _report(self) -> PassReport:
+        """What vLLM's passes decided since the last time, usually one of them."""
+        report = PassReport(rulings=self._refusals)
+        self._refusals = []
+        said = self._vllm.take()
+        facts = self._desk.take_facts()
+        for decided in facts.errors:
+            sequence = self._sequences.get(decided.sequence)
+            if sequence is not None:
+                verdict = Verdict(decided.sequence, sequence.length, (), finish="error", error=decided.error)
+                report.rulings.append(Ruling(sequence.owner, verdict))
+                self._end((decided.sequence,), finish="error")
+        for words in said:
+            sequence = self._runs.get(words.sequence)
+            if sequence is not None:
+                report.rulings.extend(Ruling(sequence.owner, v) for v in self._verdicts(sequence, words, report))
+        report.owners = {ruling.owner for ruling in report.rulings}
+        passes = max(facts.passes, 1)
+        report.seconds, report.tokens = facts.seconds / passes, round(facts.tokens / passes)
+        report.hold_seconds, report.form_seconds = facts.hold_seconds / passes, facts.answer_seconds / passes
+        report.plain_seconds = facts.plain_seconds / passes
+        report.queue_seconds, self._queue_seconds = self._queue_seconds, []
+        if self._accounts is not None:
+            self._accounts.pass_done(report, self)
+        return report
+
+    def _verdicts(self, sequence: _Sequence, said: Said, report: PassReport) -> Iterator[Verdict]:
+        """One verdict per pass, where the desk has heard of the passes; otherwise one for all that was said."""
+        name = sequence.opening.sequence
+        if said.error is not None:
+            error = said.error if isinstance(said.error, OutriderError) else InvalidSettingError(str(said.error))
+            yield Verdict(name, sequence.length, (), finish="error", error=error)
+            self._end((name,), finish="error")
+            return
+        if not sequence.started:
+            sequence.started = True
+            self._queue_seconds.append(self._clock() - sequence.queued_at)
+        left, alternatives = said.tokens, said.alternatives
+        while left or said.finish is not None:
+            ruled = self._desk.ruling(name, sequence.length)
+            count = len(left)
+            proposed = accepted = max(count - 1, 0)
+            margins: tuple[float, ...] = ()
+            declined = False
+            if ruled is not None:
+                decided = ruled.decided
+                count = min(count, len(decided.tokens))
+                proposed, accepted = decided.proposed, min(decided.accepted, count)
+                margins, declined = decided.margins[:count], ruled.declined
+                report.declined += ruled.declined
+                report.starved += ruled.starved
+            last = count == len(left)
+            finish = _finish(said.finish) if last else None
+            yield Verdict(
+                name, sequence.length, left[:count], proposed, accepted, finish, alternatives[:count], margins, declined
+            )
+            sequence.length += count
+            left, alternatives = left[count:], alternatives[count:]
+            if finish is not None:
+                self._end((name,), finish=finish)
+            if last:
+                return
+
+    # -- what others ask -------------------------------------------------------------------------------------------
+
+    @property
+    def active(self) -> int:
+        """Sequences that vLLM runs, at most."""
+        return min(len(self._sequences), self._settings.slots)
+
+    @property
+    def queued(self) -> int:
+        """Sequences that wait at vLLM."""
+        return max(len(self._sequences) - self._settings.slots, 0)
+
+    @property
+    def cached_positions(self) -> int:
+        """Positions that hold a token, of the sequences that run."""
+        return sum(s.length for s in list(self._sequences.values()) if s.started)
+
+    def exchange_overhead(self) -> list[float]:
+        """Seconds that the exchange took vLLM's first rank in recent passes, holds for drafts left out."""
+        return list(self._desk.overhead_s)
+
+    def lose_mailbox(self) -> None:
+        """Close the exchange, as if the mailbox had died; vLLM goes on without drafts. For drills."""
+        if self._exchange is not None:
+            self._exchange.close()
+
+    async def pulse(self, link: str) -> Pulse:
+        """Keepalive of a link. A pass is progress, also where it says nothing (part of a long prompt)."""
+        pulse = await super().pulse(link)
+        return Pulse(pulse.busy, pulse.progress + self._desk.passes)
+
+    async def ping(self, stuck_after_s: float = 60.0) -> str:
+        """Health: raises EngineError when vLLM died, or has work and ended no pass for that long."""
+        if self._engine is not None and self._engine.failure is not None:
+            raise EngineError(f"{self._name}: vLLM died: {self._engine.failure}")
+        passes, now = self._desk.passes if self._built.is_set() else 0, self._clock()
+        seen, since = getattr(self, "_seen", (-1, now))
+        if passes != seen or not self._sequences:
+            seen, since = passes, now
+        self._seen = (seen, since)
+        if self.speculates and self._sequences and now - since > stuck_after_s:
+            raise EngineError(f"{self._name}: vLLM has work and has ended no pass for {now - since:.0f} s")
+        return await super().ping(stuck_after_s)
+
+    async def load(self) -> dict[str, float]:
+        """What the autoscaling policy of this tier goes by; empty until the model is built."""
+        return self._accounts.load(self) if self._accounts is not None else {}
+
+    def _occupied(self) -> None:
+        if self._accounts is not None:
+            self._accounts.occupied(self)
+
+    def _busy(self) -> bool:
+        return bool(self._sequences or self._refusals)
+
+
+def _finish(reason: str | None) -> FinishReason | None:
+    if reason is None:
+        return None
+    return "stop" if reason == "stop" else "length" if reason == "length" else "error"

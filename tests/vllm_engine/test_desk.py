@@ -1,0 +1,126 @@
+"""The desk: what an engine that schedules itself is told to verify, and what is kept of what it decided."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from actors.desk import Desk
+from actors.engines.exchange import Decided, PassEnd
+from actors.errors import InvalidSettingError
+from actors.messages import Expansion, OfferBatch, Opening, prefix_key
+from actors.settings import LookaheadSettings, SamplingSettings, TargetSettings
+
+PROMPT = (5, 6)
+
+
+def opening(**sampling: Any) -> Opening:
+    return Opening("a", PROMPT, SamplingSettings(**{"max_tokens": 10} | sampling), seed=0)
+
+
+def desk(**lookahead: Any) -> Desk:
+    chosen = LookaheadSettings(**{"mode": "fixed", "maximum": 3, "wait": "never"} | lookahead)
+    return Desk(TargetSettings(context=16, lookahead=chosen), 100, lambda: 0.0)
+
+
+def offer(desk: Desk, prefix: tuple[int, ...], *tokens: int) -> None:
+    path = [*prefix, *tokens]
+    chain = [Expansion(prefix_key(path[:i]), i, (path[i],), (0.5,)) for i in range(len(prefix), len(path))]
+    desk.offer(OfferBatch("draft", {"a": chain}))
+
+
+def end(*decided: Decided, waiting: tuple[str, ...] = ("a",)) -> PassEnd:
+    return PassEnd(1, list(decided), waiting, tokens=2, rows=1, seconds=0.01)
+
+
+def test_drafts_continue_what_the_pass_decided() -> None:
+    it = desk()
+    it.open(opening())
+    offer(it, (*PROMPT, 7), 8, 9, 10, 11)
+    answer = it.answer(end(Decided("a", 2, (7,))))
+    assert answer.proposals["a"].tokens == (8, 9, 10)  # at most the lookahead
+    answer = it.answer(end(Decided("a", 3, (8, 50), proposed=3, accepted=1)))
+    assert answer.proposals == {}  # 50 was not foreseen
+    assert it.positions == 5
+
+
+def test_a_pass_is_told_once_however_often_it_is_reported() -> None:
+    it = desk()
+    it.open(opening())
+    offer(it, (*PROMPT, 7), 8)
+    for _ in range(2):
+        assert it.answer(end(Decided("a", 2, (7,)))).proposals["a"].tokens == (8,)
+    ruled = it.ruling("a", 2)
+    assert ruled is not None
+    assert ruled.decided.tokens == (7,)
+    assert it.ruling("a", 3) is None
+    assert it.positions == 3
+
+
+def test_a_lost_report_costs_the_drafts_of_its_sequence() -> None:
+    it = desk()
+    it.open(opening())
+    offer(it, (*PROMPT, 7), 8)
+    assert it.answer(end(Decided("a", 4, (7,)))).proposals == {}
+    ruled = it.ruling("a", 4)
+    assert ruled is not None
+
+
+def test_no_more_is_proposed_than_can_be_committed() -> None:
+    it = desk()
+    it.open(opening(max_tokens=3))
+    offer(it, (*PROMPT, 7), 8, 9, 10)
+    assert it.answer(end(Decided("a", 2, (7,)))).proposals["a"].tokens == (8,)  # and one token of the target's own
+    it.open(opening(speculation=False))
+    offer(it, (*PROMPT, 7), 8)
+    assert it.answer(end(Decided("a", 2, (7,)))).proposals == {}
+
+
+def test_sequences_that_have_ended_are_ignored() -> None:
+    it = desk()
+    it.open(opening())
+    it.close("a")
+    offer(it, (*PROMPT, 7), 8)
+    assert it.answer(end(Decided("a", 2, (7,)))).proposals == {}
+    assert it.ruling("a", 2) is None
+
+
+def test_drafts_not_worth_verifying_are_declined() -> None:
+    it = desk(mode="adaptive")
+    it.open(opening())
+    offer(it, (*PROMPT, 7), 8)
+    # Passes of one token take 1 ms and of two tokens 10 ms: a draft accepted half of the time does not pay.
+    for number in range(80):
+        slow = number % 2
+        it.answer(PassEnd(number, [], (), tokens=1 + slow, rows=1, seconds=0.010 if slow else 0.001))
+    assert it.answer(end(Decided("a", 2, (7,)))).proposals == {}
+    it.answer(end(Decided("a", 3, (8,))))
+    assert [ruled.declined for position in (2, 3) if (ruled := it.ruling("a", position))] == [False, True]
+
+
+def test_a_token_that_cannot_be_chosen_is_reported() -> None:
+    it = desk()
+    it.open(opening())
+    error = InvalidSettingError("nothing is left", "logit_bias")
+    it.answer(end(Decided("a", 2, (), error=error), waiting=()))
+    facts = it.take_facts()
+    assert (facts.passes, [decided.error for decided in facts.errors]) == (1, [error])
+    assert it.take_facts().passes == 0
+
+
+@pytest.mark.parametrize("wait", ["bounded", "full"])
+def test_a_pass_is_held_for_drafts_within_its_bound(wait: str) -> None:
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 0.001
+        return now[0]
+
+    chosen = LookaheadSettings(mode="fixed", maximum=2, wait=wait, max_wait_ms=5)  # type: ignore[arg-type]
+    it = Desk(TargetSettings(context=16, lookahead=chosen), 100, clock)
+    it.open(opening())
+    offer(it, (*PROMPT, 50), 8)  # so a draft follows this sequence
+    answer = it.answer(end(Decided("a", 2, (7,))))
+    assert answer.proposals == {}
+    assert 0.005 <= it.take_facts().hold_seconds < 0.02

@@ -1,0 +1,107 @@
+"""The exchange between an engine and the mailbox: late, lost and repeated messages cost drafts, never an engine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from actors.engines.exchange import Answer, Decided, ExchangeClient, ExchangeServer, PassEnd
+from actors.engines.protocol import Proposal
+
+PATIENCE_S = 5.0
+DRAFTS = {"a": Proposal((1, 2), (0.9, 0.8))}
+
+
+class Mailbox:
+    """Answers every pass with the same drafts, once it may."""
+
+    def __init__(self) -> None:
+        self.heard: list[PassEnd] = []
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.answered = threading.Semaphore(0)
+
+    def answer(self, end: PassEnd) -> Answer:
+        self.heard.append(end)
+        self.may_answer.wait(30)
+        self.answered.release()
+        return Answer(end.number, DRAFTS)
+
+
+@pytest.fixture
+def mailbox() -> Mailbox:
+    return Mailbox()
+
+
+@pytest.fixture
+def server(mailbox: Mailbox) -> Iterator[ExchangeServer]:
+    server = ExchangeServer(mailbox.answer)
+    yield server
+    mailbox.may_answer.set()
+    server.close()
+
+
+def decided(position: int) -> Decided:
+    return Decided("a", position, (7,))
+
+
+def ask(client: ExchangeClient, position: int) -> dict[str, Proposal]:
+    return client.exchange([decided(position)], ("a",), tokens=1, rows=1, seconds=0.01)
+
+
+def test_a_pass_is_told_and_answered(mailbox: Mailbox, server: ExchangeServer) -> None:
+    client = ExchangeClient(server.address, server.secret, PATIENCE_S)
+    assert client.connected(PATIENCE_S)
+    assert ask(client, 4) == DRAFTS
+    assert ask(client, 5) == DRAFTS
+    assert [end.decided for end in mailbox.heard] == [[decided(4)], [decided(5)]]
+    assert mailbox.heard[1].overhead > 0  # what the first exchange took
+    client.close()
+
+
+def test_nobody_is_heard_without_the_secret(mailbox: Mailbox, server: ExchangeServer) -> None:
+    stranger = ExchangeClient(server.address, b"x" * 32, PATIENCE_S)
+    assert not stranger.connected(PATIENCE_S)
+    assert ask(stranger, 4) == {}
+    client = ExchangeClient(server.address, server.secret, PATIENCE_S)  # the door is still open for others
+    assert client.connected(PATIENCE_S)
+    assert ask(client, 4) == DRAFTS
+    assert len(mailbox.heard) == 1
+
+
+def test_a_late_answer_is_thrown_away_and_nothing_is_asked_before_it(mailbox: Mailbox, server: ExchangeServer) -> None:
+    client = ExchangeClient(server.address, server.secret, patience_s=0.0)
+    assert client.connected(PATIENCE_S)
+    mailbox.may_answer.clear()
+    assert ask(client, 4) == {}
+    assert ask(client, 5) == {}  # still waiting for the first
+    assert len(mailbox.heard) <= 1
+    mailbox.may_answer.set()
+    assert mailbox.answered.acquire(timeout=30)
+    patient = ExchangeClient(server.address, server.secret, PATIENCE_S)
+    assert patient.connected(PATIENCE_S)
+    assert ask(patient, 6) == DRAFTS  # another engine is not kept from asking
+    answers = [ask(client, 6)]
+    while not answers[-1] and len(answers) < 10_000:  # the late answer may still be on its way
+        answers.append(ask(client, 6))
+    told = [end for end in mailbox.heard if len(end.decided) > 1]
+    assert told  # what was decided meanwhile is told together
+    assert told[0].decided[:2] == [decided(4), decided(5)]
+
+
+def test_a_lost_mailbox_means_no_drafts_and_is_found_again(mailbox: Mailbox, server: ExchangeServer) -> None:
+    now = [0.0]
+    client = ExchangeClient(server.address, server.secret, PATIENCE_S, lambda: now[0])
+    assert client.connected(PATIENCE_S)
+    client.close()  # the connection breaks
+    assert ask(client, 4) == {}
+    now[0] += 2.0  # time to try again
+    assert ask(client, 5) == {}
+    assert client.connected(PATIENCE_S)
+    assert ask(client, 6) == DRAFTS
+    assert mailbox.heard[-1].decided == [decided(4), decided(5), decided(6)]
+    server.close()
+    assert ask(client, 7) == {}
+    assert ask(client, 8) == {}

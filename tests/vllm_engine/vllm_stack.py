@@ -1,0 +1,199 @@
+"""Tiny checkpoints for vLLM, and both tiers around them in one process: the real actors over local peers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from actors.admission import Admission
+from actors.draft import DraftActor
+from actors.engines.causal_lm import CausalLM
+from actors.engines.protocol import DraftModel
+from actors.engines.transformers_draft import TransformersDraft
+from actors.engines.vllm_engine import VllmPlan
+from actors.links import LocalPeer
+from actors.messages import Delta, GenerationRequest
+from actors.orchestrator import Orchestrator
+from actors.settings import (
+    DraftSettings,
+    LookaheadSettings,
+    OrchestratorSettings,
+    Rule,
+    SamplingSettings,
+    TargetSettings,
+    TreeSettings,
+)
+from actors.telemetry import MemoryRecorder
+from actors.tier import StaticDirectory
+from actors.vllm_target import VllmModel, VllmTargetActor
+from actors.words import WordCodec
+
+VOCABULARY = 160
+EOS = 2
+CONTEXT = 192
+SLOTS = 8
+
+
+def module(noise: float = 0.0) -> LlamaForCausalLM:
+    """A random Llama that vLLM's CPU kernels take (heads of 32). noise: added to its weights, to make a draft of it."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=256,
+        bos_token_id=1,
+        eos_token_id=EOS,
+        initializer_range=0.15,
+    )
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(noise * weight.std() * torch.randn_like(weight))
+    return model
+
+
+def checkpoint(folder: Path) -> str:
+    """The model in a folder."""
+    module().save_pretrained(folder)
+    return str(folder)
+
+
+def settings(rule: Rule = "coupled", **changes: Any) -> TargetSettings:
+    """A fixed lookahead that waits for drafts, so that what is proposed does not depend on the machine's speed."""
+    lookahead = LookaheadSettings(mode="fixed", maximum=4, wait="bounded", max_wait_ms=25)
+    return TargetSettings(**{"slots": SLOTS, "context": CONTEXT, "lookahead": lookahead, "rule": rule} | changes)
+
+
+def plan(folder: str, **changes: Any) -> VllmPlan:
+    """Without compilation, which would take longer than the tests."""
+    arguments = {"enforce_eager": True, **changes.pop("arguments", {})}
+    return VllmPlan(
+        **{
+            "folder": folder,
+            "dtype": "float32",
+            "slots": SLOTS,
+            "context": CONTEXT,
+            "lookahead": 4,
+            "arguments": arguments,
+        }
+        | changes
+    )
+
+
+def model(folder: str, *, plain_if_incompatible: bool = False, **changes: Any) -> VllmModel:
+    """What the actor builds."""
+    return VllmModel(
+        "tiny",
+        plan(folder, **changes),
+        VOCABULARY,
+        eos=(EOS,),
+        plain_if_incompatible=plain_if_incompatible,
+    )
+
+
+def draft(noise: float = 0.03, rule: Rule = "coupled") -> DraftModel:
+    """A draft that is often right, with confidences to match."""
+    tree = TreeSettings(width=8, branching=3, depth=6, nodes=48)
+    chosen = DraftSettings(slots=32, context=CONTEXT, tree=tree, rule=rule)
+    return TransformersDraft(CausalLM(module(noise), name="draft", eos=(EOS,)), chosen)
+
+
+def prompts(count: int, seed: int = 0) -> list[tuple[int, ...]]:
+    """Random prompts of different length."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(2, 24, (count,), generator=generator).tolist()
+    return [tuple(torch.randint(3, VOCABULARY, (n,), generator=generator).tolist()) for n in lengths]
+
+
+@dataclass
+class Answer:
+    """All of one answer."""
+
+    deltas: list[Delta] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for delta in self.deltas for token in delta.tokens]
+
+    @property
+    def margins(self) -> list[float]:
+        return [margin for delta in self.deltas for margin in delta.margins]
+
+    @property
+    def alternatives(self) -> list[Any]:
+        return [found for delta in self.deltas for found in delta.alternatives]
+
+    @property
+    def last(self) -> Delta:
+        return self.deltas[-1]
+
+
+@dataclass
+class Stack:
+    """A running deployment."""
+
+    orchestrator: Orchestrator
+    target: VllmTargetActor
+    recorder: MemoryRecorder
+    number: int = 0
+
+    async def ask(self, prompt: Sequence[int], seed: int = 0, **sampling: Any) -> Answer:
+        """One answer."""
+        self.number += 1
+        chosen = SamplingSettings(**{"temperature": 0.0, "max_tokens": 40, "ignore_eos": True, "seed": seed} | sampling)
+        request = GenerationRequest(id=f"ask-{self.number}", sampling=chosen, tokens=tuple(prompt))
+        answer = Answer()
+        async for delta in self.orchestrator.generate(request):
+            answer.deltas.append(delta)
+        return answer
+
+    async def ask_all(self, asked: Sequence[Sequence[int]], **sampling: Any) -> list[Answer]:
+        """Many answers at once; each has its own seed."""
+        return await asyncio.gather(*(self.ask(prompt, seed=i, **sampling) for i, prompt in enumerate(asked)))
+
+
+@asynccontextmanager
+async def stack(
+    chosen: VllmModel,
+    make_draft: Callable[[], DraftModel] | None = draft,
+    target_settings: TargetSettings | None = None,
+) -> AsyncIterator[Stack]:
+    """Both tiers, up and ready; the target's error is raised when it cannot start."""
+    tset = target_settings or settings()
+    recorder = MemoryRecorder()
+    target = VllmTargetActor("target", lambda: chosen, tset, recorder)
+    drafts: dict[str, Any] = {}
+    if make_draft is not None:
+        rule_settings = DraftSettings(
+            slots=32, context=CONTEXT, tree=TreeSettings(width=8, branching=3, depth=6, nodes=48)
+        )
+        drafts["draft"] = DraftActor("draft", make_draft, rule_settings, recorder)
+    orchestrator = Orchestrator(
+        targets=StaticDirectory({"target": LocalPeer(target)}),
+        drafts=StaticDirectory({name: LocalPeer(actor) for name, actor in drafts.items()}),
+        admission=Admission(WordCodec(VOCABULARY), VOCABULARY, CONTEXT),
+        settings=OrchestratorSettings(discovery_period_s=0.02),
+        recorder=recorder,
+    )
+    try:
+        await target.card()
+        await orchestrator.start()
+        while not orchestrator.status()["draft"]["replicas"] and drafts:
+            await asyncio.sleep(0.01)
+        yield Stack(orchestrator, target, recorder)
+    finally:
+        await orchestrator.stop()
+        await target.stop()
+        await asyncio.gather(*(actor.stop() for actor in drafts.values()))
