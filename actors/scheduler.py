@@ -6,7 +6,7 @@ A pass reads as propose, verify, commit. The scheduler knows nothing of links, t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from actors.algorithms.lookahead import LookaheadController
@@ -230,8 +230,8 @@ class Scheduler:
             else:
                 turns[name] = _Turn(sequence, tuple(pending), decide=True)
         paths = {n: self._mailbox.path(n, self._room(t.sequence)) for n, t in turns.items() if self._wants(t)}
-        plain, prompt = _sizes(turns.values())
-        lookahead = self._controller.plan({name: path.confidences for name, path in paths.items()}, plain, prompt)
+        decoding = sum(turn.decide for turn in turns.values())
+        lookahead = self._controller.plan({name: path.confidences for name, path in paths.items()}, decoding)
         for name, path in paths.items():
             k, turn = lookahead[name], turns[name]
             cut = Proposal(path.tokens[:k], path.confidences[:k], path.supports[:k])
@@ -253,8 +253,8 @@ class Scheduler:
                 report.starved += self._wants(turn) and not (turn.proposal.tokens or turn.declined)
                 report.declined += turn.declined
                 report.rulings.append(Ruling(sequence.owner, self._rule(turn, outcome)))
-        plain, prompt = _sizes(turns)
-        report.plain_seconds = self._controller.cost(plain, prompt)
+        prompt = sum(turn.prompt for turn in turns)
+        report.plain_seconds = self._controller.cost(sum(turn.decide for turn in turns), prompt)
         self._controller.observe_pass(report.tokens - prompt, len(turns), report.seconds, prompt)
 
     def _rule(self, turn: _Turn, outcome: Outcome) -> Verdict:
@@ -323,12 +323,3 @@ class Scheduler:
         position = len(opening.prompt) + len(opening.committed)
         verdict = Verdict(opening.sequence, position, (), finish="error", error=error)
         self._refusals.append(Ruling(owner, verdict))
-
-
-def _sizes(turns: Iterable[_Turn]) -> tuple[int, int]:
-    """Tokens in a pass without drafts: those after which one is decided, and those of prompts before them."""
-    decided = prompt = 0
-    for turn in turns:
-        decided += turn.decide
-        prompt += turn.prompt
-    return decided, prompt

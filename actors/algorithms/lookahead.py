@@ -17,11 +17,13 @@ from actors.algorithms.waiting import WaitingRule
 from actors.settings import LookaheadSettings
 
 
-def choose(paths: Sequence[Sequence[float]], cost: PassCost, plain_tokens: int, prompt_tokens: int = 0) -> list[int]:
+def choose(paths: Sequence[Sequence[float]], cost: PassCost, plain_tokens: int) -> list[int]:
     """The lookahead of each sequence that maximises expected committed tokens per second of one pass.
 
     paths: per sequence, the probability that each draft token is accepted given that those before it are.
-    plain_tokens, prompt_tokens: in the pass without any draft: last committed tokens, and chunks of prompts.
+    plain_tokens: in the pass without any draft, not counting chunks of prompts. These are work that must be done
+        sometime, at its own price, and commits nothing yet: counted as time of this pass, it would make a commit look
+        dear and drafts worth verifying that are not, which delays all the prompts behind it.
     """
     gains: list[tuple[float, int]] = []
     for i, confidences in enumerate(paths):
@@ -31,7 +33,7 @@ def choose(paths: Sequence[Sequence[float]], cost: PassCost, plain_tokens: int, 
             gains.append((reach, i))
     gains.sort(key=lambda gain: -gain[0])
     chosen = [0] * len(paths)
-    committed, seconds = float(len(paths)), cost(plain_tokens, prompt_tokens)
+    committed, seconds = float(len(paths)), cost(plain_tokens)
     for gain, i in gains:
         # The ratio rises as long as the next token commits more per second than the pass does so far.
         if gain <= 0.0 or gain * seconds < committed * cost.slope:
@@ -85,18 +87,18 @@ class LookaheadController:
 
     # -- lookahead -----------------------------------------------------------------------------------------------
 
-    def plan(self, paths: Mapping[str, Sequence[float]], plain_tokens: int, prompt_tokens: int = 0) -> dict[str, int]:
+    def plan(self, paths: Mapping[str, Sequence[float]], plain_tokens: int) -> dict[str, int]:
         """Lookahead of each sequence in the pass that is formed now.
 
-        paths: confidences of the draft tokens at hand. plain_tokens: last committed tokens in the pass, one for each
-        sequence that decodes. prompt_tokens: tokens of prompts in it.
+        paths: confidences of the draft tokens at hand. plain_tokens: tokens in the pass without any of them, not
+        counting chunks of prompts: one for each sequence that decodes.
         """
         settings = self._settings
         if settings.mode != "adaptive":
             limit = settings.maximum if settings.mode == "fixed" else self._scheduled(len(paths))
             return {name: min(len(path), limit) for name, path in paths.items()}
         trusted = [self._trusted(name, path[: settings.maximum]) for name, path in paths.items()]
-        chosen = choose(trusted, self.cost, plain_tokens, prompt_tokens)
+        chosen = choose(trusted, self.cost, plain_tokens)
         if self._alike >= PROBE:
             chosen = self._probe(trusted, chosen)
         return dict(zip(paths, chosen, strict=True))

@@ -1,0 +1,80 @@
+"""The scheduler's passes: what drafts are verified beside chunks of prompts."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.algorithms.lookahead import LookaheadController
+from actors.engines.emulated import EmulatedTarget
+from actors.engines.emulated_presets import TargetSpec
+from actors.mailbox import Mailbox
+from actors.messages import Expansion, OfferBatch, Opening, prefix_key
+from actors.scheduler import Scheduler
+from actors.settings import SamplingSettings, TargetSettings
+
+DECODING = 8
+BASE_S, TOKEN_S = 0.010, 0.003
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def opening(name: str, length: int) -> Opening:
+    return Opening(name, tuple(range(length)), SamplingSettings(temperature=0, max_tokens=99, ignore_eos=True), seed=0)
+
+
+def started(confidence: float) -> Scheduler:
+    """Eight sequences that decode, each with one draft token at hand; what a pass costs is known."""
+    clock = Clock()
+    spec = TargetSpec(pass_ms=1e3 * BASE_S, token_ms=1e3 * TOKEN_S, prompt_token_ms=1e3 * TOKEN_S)
+    settings = TargetSettings(slots=2 * DECODING, context=1024)
+    model = EmulatedTarget(spec, settings, clock=clock, sleep=clock.sleep)
+    mailbox = Mailbox(model.card().vocabulary)
+    controller = LookaheadController(settings.lookahead)
+    scheduler = Scheduler(model, settings, mailbox, controller, clock)
+    for i in range(DECODING):
+        scheduler.open("owner", opening(f"s{i}", 1 + i))
+    rulings = scheduler.step().rulings
+    for tokens in (8, 16, 40) * 10:
+        controller.observe_pass(tokens, DECODING, BASE_S + TOKEN_S * tokens)
+    for ruling in rulings:
+        verdict = ruling.verdict
+        prefix = (*range(verdict.position), *verdict.tokens)
+        guess = Expansion(prefix_key(prefix), len(prefix), (5,), (confidence,))
+        mailbox.offer(OfferBatch("draft", {verdict.sequence: [guess]}))
+    return scheduler
+
+
+def test_a_prompt_in_the_pass_makes_drafts_no_more_worth_verifying():
+    """A draft token of confidence 0.6 adds 0.6 tokens for 3 ms; eight sequences commit 8 tokens in 10 + 8 · 3 = 34 ms,
+    0.71 in 3 ms: not worth it. The 256 prompt tokens make this pass last 802 ms, in which 3 ms would seem nothing."""
+    scheduler = started(0.6)
+    scheduler.open("owner", opening("long", 400))
+    report = scheduler.step()
+    assert report.tokens == DECODING + 256
+    assert report.declined == DECODING
+
+
+def test_drafts_that_are_worth_verifying_are_so_beside_a_prompt():
+    """0.9 tokens for 3 ms are more than 0.71."""
+    scheduler = started(0.9)
+    scheduler.open("owner", opening("long", 400))
+    report = scheduler.step()
+    assert report.tokens == 2 * DECODING + 256
+    assert report.declined == 0
+
+
+def test_a_prompt_of_one_chunk_is_decided_in_the_same_pass():
+    """Its last token counts as one that is decided, those before it as prompt: 10 + 3 · (8 + 1 + 99) = 334 ms."""
+    scheduler = started(0.6)
+    scheduler.open("owner", opening("short", 100))
+    report = scheduler.step()
+    assert report.seconds == pytest.approx(0.334)
+    assert {ruling.verdict.sequence for ruling in report.rulings} >= {"short"}
