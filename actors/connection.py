@@ -21,7 +21,8 @@ class Connection(Generic[Mail, Result]):
     """One replica as this orchestrator sees it.
 
     `link` names the pair and is new for every connection, so that nothing meant for an earlier one is ever taken.
-    on_lost is called once, with the reason; a connection that is lost is never used again.
+    on_draining is called once, when the replica says that it is to go. on_lost is called once, with the reason; a
+    connection that is lost is never used again.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Connection(Generic[Mail, Result]):
         stall_timeout_s: float,
         clock: Callable[[], float],
         on_results: Callable[[Connection[Mail, Result], list[Result]], None],
+        on_draining: Callable[[Connection[Mail, Result]], None],
         on_lost: Callable[[Connection[Mail, Result], BaseException], None],
     ) -> None:
         self.name = name
@@ -42,7 +44,11 @@ class Connection(Generic[Mail, Result]):
         self._stall = stall_timeout_s
         self._clock = clock
         self._on_results = on_results
+        self._on_draining = on_draining
         self._on_lost = on_lost
+        self.draining = False
+        self.pulse = Pulse(False, 0)
+        """The last one heard."""
         self._card: ModelCard | None = None
         self._lost = False
         self._tasks: list[asyncio.Task[Any]] = []
@@ -56,7 +62,11 @@ class Connection(Generic[Mail, Result]):
         return self._card
 
     async def start(self) -> None:
-        """Wait until the replica has its model, then open the link. Raises what building the model raised."""
+        """Wait until the replica has its model, then open the link. Raises what building the model raised.
+
+        Raises TimeoutError when the replica does not answer at all.
+        """
+        self.pulse = await asyncio.wait_for(self._peer.call("meet", self.link), self._stall)
         self._card = await self._peer.call("card")
         self._outbox = Outbox(self._send, self._lose)
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
@@ -94,7 +104,6 @@ class Connection(Generic[Mail, Result]):
 
     async def _watch(self) -> None:
         """Tell a replica that stands still from one that has nothing to do."""
-        last = Pulse(False, -1)
         moved = self._clock()
         while True:
             await asyncio.sleep(PULSE_PERIOD_S)
@@ -103,9 +112,12 @@ class Connection(Generic[Mail, Result]):
             except Exception as error:
                 self._lose(error)
                 return
-            if not pulse.busy or pulse.progress != last.progress:
+            if not pulse.busy or pulse.progress != self.pulse.progress:
                 moved = self._clock()
-            last = pulse
+            self.pulse = pulse
+            if pulse.draining and not self.draining:
+                self.draining = True
+                self._on_draining(self)
             if self._clock() - moved > self._stall:
                 self._lose(EngineError(f"{self.name} has work and has made no progress for {self._stall:g} s"))
                 return

@@ -157,3 +157,6 @@ class DraftActor(Replica[DraftMessage, OfferBatch]):
 
     def _busy(self) -> bool:
         return bool(self._owners) and not self._frontier_empty
+
+    def _holding(self) -> bool:
+        return bool(self._owners)

@@ -20,8 +20,9 @@ T = TypeVar("T")
 class LinkTable(Generic[T]):
     """A replica's links, by the name of the orchestrator at the other end.
 
-    A link lives while its orchestrator shows signs of life (`touch`); what it held is to be given back when it is
-    among the `expired`, because an orchestrator that dies says no goodbye.
+    A link begins with `meet` and lives while its orchestrator shows signs of life (`touch`); what it held is to be
+    given back when it is among the `expired`, because an orchestrator that dies says no goodbye. A link that ended is
+    never taken up again, so that one who was taken for dead and comes back is told so, and is not listened to.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float]) -> None:
@@ -32,19 +33,32 @@ class LinkTable(Generic[T]):
         self._seen: dict[str, float] = {}
         self._closed = False
 
-    def touch(self, link: str) -> None:
-        """The orchestrator behind `link` is alive."""
+    def meet(self, link: str) -> None:
+        """A link begins."""
         self._seen[link] = self._clock()
+
+    def touch(self, link: str) -> bool:
+        """The orchestrator behind `link` is alive. False: the link has ended, or never began."""
+        if link not in self._seen:
+            return False
+        self._seen[link] = self._clock()
+        return True
 
     def expired(self, limit_s: float) -> list[str]:
         """Links not touched for `limit_s` seconds; they are forgotten here."""
         horizon = self._clock() - limit_s
         gone = [link for link, seen in self._seen.items() if seen < horizon]
         for link in gone:
-            del self._seen[link]
-            self._waiting.pop(link, None)
-            self._events.pop(link, None)
+            self.forget(link)
         return gone
+
+    def forget(self, link: str) -> None:
+        """A link ends; unknown ones are ignored."""
+        self._seen.pop(link, None)
+        self._waiting.pop(link, None)
+        event = self._events.pop(link, None)
+        if event is not None:
+            event.set()  # its stream ends
 
     def publish(self, items: dict[str, T]) -> None:
         """Hand one item to each of the named links. Callable from any thread."""

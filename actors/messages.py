@@ -183,10 +183,12 @@ DraftMessage = Opening | Commit | Cancel
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """A replica's answer to a keepalive: does it hold work, and how many passes or steps has it done."""
+    """A replica's answer to a keepalive: does it hold work, how many passes or steps has it done, is it to go."""
 
     busy: bool
     progress: int
+    draining: bool = False
+    """It shall get no new sequences; what it has may finish, or move."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Any
 
 from actors import telemetry
 from actors.admission import Admission
-from actors.errors import DeadlineError, OutriderError, OverloadedError, RequestError, UnavailableError
+from actors.errors import DeadlineError, EngineError, OutriderError, OverloadedError, RequestError, UnavailableError
 from actors.messages import Commit, Delta, GenerationRequest, OfferBatch, Verdict, VerdictBatch
 from actors.placing import Placing
 from actors.session import DraftConnection, Session, TargetConnection
@@ -79,6 +79,11 @@ class Orchestrator:
             session.events.put_nowait(UnavailableError("the server is shutting down"))
         await self._placing.close()
 
+    def check(self) -> None:
+        """Raises EngineError when this orchestrator no longer looks for replicas."""
+        if self._discovery is None or self._discovery.done():
+            raise EngineError("the search for replicas has ended")
+
     def ready(self) -> bool:
         """Can a request be served now?"""
         return bool(self._placing.targets.ready)
@@ -88,7 +93,10 @@ class Orchestrator:
 
         def tier(it: Tier[Any, Any]) -> dict[str, Any]:
             return {
-                "replicas": {name: {"sequences": len(c.load), "messages": c.messages} for name, c in it.ready.items()},
+                "replicas": {
+                    name: {"sequences": len(c.load), "messages": c.messages, "draining": c.draining}
+                    for name, c in it.ready.items()
+                },
                 "refused": dict(it.refused),
             }
 
@@ -105,7 +113,7 @@ class Orchestrator:
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta]:
         """Serve one request.
 
         Raises RequestError before the first Delta for anything refused, OverloadedError when the queues are full,

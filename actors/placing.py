@@ -47,10 +47,26 @@ class Placing:
         self._recorder = recorder
         self._target_card: ModelCard | None = None
         self.targets: Tier[TargetMessage, VerdictBatch] = Tier(
-            targets, name, settings, clock, self._check_target, on_verdicts, self._target_ready, self._target_lost
+            targets,
+            name,
+            settings,
+            clock,
+            self._check_target,
+            on_verdicts,
+            on_ready=self._target_ready,
+            on_draining=self._target_draining,
+            on_lost=self._target_lost,
         )
         self.drafts: Tier[DraftMessage, OfferBatch] = Tier(
-            drafts, name, settings, clock, self._check_draft, on_offers, self._draft_ready, self._draft_lost
+            drafts,
+            name,
+            settings,
+            clock,
+            self._check_draft,
+            on_offers,
+            on_ready=self._draft_ready,
+            on_draining=self._draft_draining,
+            on_lost=self._draft_lost,
         )
 
     async def refresh(self) -> None:
@@ -130,6 +146,15 @@ class Placing:
         source.post(Cancel((session.request.id,)))
         self._open_at(target, session)
 
+    def _target_draining(self, target: TargetConnection) -> None:
+        """Sequences that it has not begun go elsewhere; those that run may finish, and move if they are still there
+        when it goes."""
+        for session in [self._sessions[name] for name in target.load if not self._sessions[name].passes]:
+            other = self.targets.pick()
+            if other is None or other.draining:
+                return
+            self._move(session, target, other)
+
     def _target_lost(self, target: TargetConnection) -> None:
         """Its sequences go on from their committed prefixes elsewhere; their drafts do not notice."""
         for name in list(target.load):
@@ -157,7 +182,7 @@ class Placing:
         if session.draft is not None or session.ended or not session.opening.sampling.speculation:
             return
         draft = self.drafts.pick()
-        if draft is None or len(draft.load) >= draft.card.slots:
+        if draft is None or draft.draining or len(draft.load) >= draft.card.slots:
             return
         session.draft = draft
         draft.load.add(session.request.id)
@@ -175,6 +200,15 @@ class Placing:
             if len(fullest.load) - len(draft.load) < 2:
                 return
             session = self._sessions[next(iter(fullest.load))]
+            self.drop_draft(session)
+            self._place_draft(session)
+
+    def _draft_draining(self, draft: DraftConnection) -> None:
+        """Its sequences are handed to other drafts, which catch up by one prefill; what has no room elsewhere stays."""
+        for session in [self._sessions[name] for name in draft.load]:
+            other = self.drafts.pick()
+            if other is None or other.draining or len(other.load) >= other.card.slots:
+                return
             self.drop_draft(session)
             self._place_draft(session)
 

@@ -37,6 +37,8 @@ class Replica(ABC, Generic[Mail, Result]):
         self._wake = threading.Condition()
         self._stopping = False
         self._nudged = False
+        self._draining = False
+        self._report_empty: Callable[[], object] | None = None
         self._failure: BaseException | None = None
         self._card: ModelCard | None = None
         self._built = threading.Event()
@@ -57,9 +59,15 @@ class Replica(ABC, Generic[Mail, Result]):
             raise self._failed()
         return self._card
 
+    async def meet(self, link: str) -> Pulse:
+        """A new link begins; the first thing that an orchestrator says. Answers at once, also while building."""
+        self._require_links().meet(link)
+        return self._pulse()
+
     async def deliver(self, link: str, mail: Sequence[Mail]) -> None:
-        """Take mail from the orchestrator behind `link`, in order."""
-        self._require_links().touch(link)
+        """Take mail from the orchestrator behind `link`, in order. Mail over a link that has ended is ignored."""
+        if not self._require_links().touch(link):
+            return
         with self._wake:
             self._inbox.append((link, mail))
             self._wake.notify()
@@ -78,11 +86,29 @@ class Replica(ABC, Generic[Mail, Result]):
         return await self._wires.endpoint(host or node_address())
 
     async def pulse(self, link: str) -> Pulse:
-        """Keepalive of a link."""
-        self._require_links().touch(link)
+        """Keepalive of a link. Raises EngineError when the link has ended here: its sequences are gone."""
+        if not self._require_links().touch(link):
+            raise EngineError(f"{self._name} has not heard of this orchestrator for too long and ended the link")
+        return self._pulse()
+
+    def _pulse(self) -> Pulse:
         if self._failure is not None:
             raise self._failed()
-        return Pulse(self._busy(), self._progress)
+        return Pulse(self._busy(), self._progress, self._draining)
+
+    async def leave(self, link: str) -> None:
+        """The orchestrator behind `link` is gone: give back what its sequences hold."""
+        self._require_links().forget(link)
+        self._lose_links([link])
+
+    async def drain(self) -> None:
+        """Ask for no new sequences, and return when none is left. The caller bounds the wait."""
+        loop, empty = asyncio.get_running_loop(), asyncio.Event()
+        with self._wake:
+            self._draining = True
+            self._report_empty = lambda: loop.call_soon_threadsafe(empty.set)
+            self._wake.notify()
+        await empty.wait()
 
     async def ping(self, stuck_after_s: float = 60.0) -> str:
         """Health: raises EngineError when the model thread died, or has work and made no progress for that long."""
@@ -106,7 +132,7 @@ class Replica(ABC, Generic[Mail, Result]):
         if self._links is not None:
             self._links.end()
 
-    # -- for subclasses; all but `_busy` run on the model thread ------------------------------------------------------
+    # -- for subclasses; all but the last two run on the model thread ----------------------------------------------
 
     @abstractmethod
     def _prepare(self) -> ModelCard:
@@ -138,6 +164,10 @@ class Replica(ABC, Generic[Mail, Result]):
             self._nudged = True
             self._wake.notify()
 
+    @abstractmethod
+    def _holding(self) -> bool:
+        """Is any sequence here? Callable from any thread."""
+
     # -- the model thread ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -155,6 +185,8 @@ class Replica(ABC, Generic[Mail, Result]):
             self._failure = error
             if self._links is not None:
                 self._links.end()
+            if self._report_empty is not None:
+                self._report_empty()
 
     def _turn(self) -> None:
         with self._wake:
@@ -167,6 +199,8 @@ class Replica(ABC, Generic[Mail, Result]):
         for link in lost:
             self._drop_link(link)
         pause = self._pause()  # decided on all that has come, so that old mail is not taken for new
+        if self._report_empty is not None and not self._holding():
+            self._report_empty()
         if pause == 0.0:
             results = self._work()
             self._progress += 1
@@ -188,11 +222,13 @@ class Replica(ABC, Generic[Mail, Result]):
     async def _reap(self) -> None:
         while True:
             await asyncio.sleep(LINK_LIMIT_S / 5)
-            gone = self._require_links().expired(LINK_LIMIT_S)
-            if gone:
-                with self._wake:
-                    self._lost_links.extend(gone)
-                    self._wake.notify()
+            self._lose_links(self._require_links().expired(LINK_LIMIT_S))
+
+    def _lose_links(self, links: Sequence[str]) -> None:
+        if links:
+            with self._wake:
+                self._lost_links.extend(links)
+                self._wake.notify()
 
     def _failed(self) -> Exception:
         if isinstance(self._failure, OutriderError):

@@ -103,3 +103,6 @@ class TargetActor(Replica[TargetMessage, VerdictBatch]):
 
     def _busy(self) -> bool:
         return self._scheduler is not None and self._scheduler.busy
+
+    def _holding(self) -> bool:
+        return self._busy()

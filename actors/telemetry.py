@@ -57,6 +57,7 @@ PROMPT_TOKENS = Metric("outrider_prompt_tokens", "counter", "Prompt tokens of ad
 REFUSED = Metric("outrider_refused_requests", "counter", "Requests turned away before they began", ("reason",))
 HTTP_RESPONSES = Metric("outrider_http_responses", "counter", "HTTP responses begun", ("route", "status"))
 MOVES = Metric("outrider_moved_sequences", "counter", "Sequences moved because a replica went", ("tier",))
+ACTOR_LOSSES = Metric("outrider_actor_losses", "counter", "Model actors that died or stood still and were replaced")
 READY_REPLICAS = Metric("outrider_ready_replicas", "gauge", "Replicas an orchestrator has a link to", ("tier",))
 LINK_SECONDS = Metric(
     "outrider_link_seconds", "histogram", "From a batch's sending to its handling at the orchestrator", ("tier",), _LINK

@@ -6,9 +6,11 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from actors.connection import Connection
+from actors.errors import EngineError
 from actors.links import Peer
 from actors.settings import OrchestratorSettings
 
@@ -34,11 +36,29 @@ class StaticDirectory:
         return dict(self.peers)
 
 
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 30.0
+"""A replica that is lost again and again is met again ever more rarely, up to this."""
+GOOD_CONDUCT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Probation:
+    """Of a replica that was lost: when it may be met again, and the progress at which it stood still with work."""
+
+    until: float = float("-inf")
+    pause: float = FIRST_PAUSE_S / 2
+    stands_at: int = -1
+
+
+_NONE = _Probation()
+
+
 class Tier(Generic[Mail, Result]):
     """Keeps a connection to every member of a directory.
 
     check: looks at a new replica's card and returns why it cannot be used, or None.
-    on_ready / on_lost: called when a connection comes and goes.
+    on_ready / on_draining / on_lost: called when a connection comes, is to go, and goes.
     """
 
     def __init__(
@@ -50,6 +70,7 @@ class Tier(Generic[Mail, Result]):
         check: Callable[[Connection[Mail, Result]], str | None],
         on_results: Callable[[Connection[Mail, Result], list[Result]], None],
         on_ready: Callable[[Connection[Mail, Result]], None],
+        on_draining: Callable[[Connection[Mail, Result]], None],
         on_lost: Callable[[Connection[Mail, Result]], None],
     ) -> None:
         self._directory = directory
@@ -59,27 +80,31 @@ class Tier(Generic[Mail, Result]):
         self._check = check
         self._on_results = on_results
         self._on_ready = on_ready
+        self._on_draining = on_draining
         self._on_lost_connection = on_lost
         self._numbers = itertools.count()
+        self._since: dict[str, float] = {}
+        """When each of `ready` came."""
         self.ready: dict[str, Connection[Mail, Result]] = {}
         self.refused: dict[str, str] = {}
         """Replicas that cannot be used, with the reason."""
         self._unreachable: dict[str, str] = {}
         """Why the last attempt to meet a replica failed."""
+        self._probation: dict[str, _Probation] = {}
         self._starting: dict[str, asyncio.Task[None]] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self.messages_of_lost = 0
 
-    def pick(self, besides: Connection[Mail, Result] | None = None) -> Connection[Mail, Result] | None:
-        """The replica with the fewest sequences and room for one more; None if there is none."""
-        candidates = [c for c in self.ready.values() if c is not besides]
-        return min(candidates, key=lambda c: len(c.load), default=None)
+    def pick(self) -> Connection[Mail, Result] | None:
+        """The replica with the fewest sequences, one that is to go only where there is no other. None if none is."""
+        return min(self.ready.values(), key=lambda c: (c.draining, len(c.load)), default=None)
 
     async def refresh(self) -> None:
         """Meet new members and forget those that left."""
         members = await self._directory.members()
         for name, peer in members.items():
-            if name not in self.ready and name not in self._starting and name not in self.refused:
+            known = name in self.ready or name in self._starting or name in self.refused
+            if not known and self._probation.get(name, _NONE).until <= self._clock():
                 self._starting[name] = asyncio.create_task(self._meet(name, peer))
         for name in [n for n in self.ready if n not in members]:
             self._lost(self.ready[name], LookupError("left the tier"))
@@ -89,19 +114,31 @@ class Tier(Generic[Mail, Result]):
             del self._unreachable[name]
         for name in [n for n in self.refused if n not in members]:
             del self.refused[name]
+        for name in [n for n in self._probation if n not in members]:
+            del self._probation[name]
 
     async def _meet(self, name: str, peer: Peer) -> None:
         link = f"{self._owner}/{next(self._numbers)}"
         connection: Connection[Mail, Result] = Connection(
-            name, link, peer, self._settings.stall_timeout_s, self._clock, self._on_results, self._lost
+            name,
+            link,
+            peer,
+            self._settings.stall_timeout_s,
+            self._clock,
+            self._on_results,
+            self._on_draining,
+            self._lost,
         )
         try:
             await connection.start()
+            if self._probation.get(name, _NONE).stands_at == connection.pulse.progress and connection.pulse.busy:
+                raise EngineError("it still stands where it stood when it was lost")
             problem = self._check(connection)
         except Exception as error:  # it may be on its way up or down: the next refresh tries again
-            if self._unreachable.get(name) != str(error):
-                logger.warning("%s cannot be reached: %s", name, error)
-            self._unreachable[name] = str(error)
+            reason = str(error) or type(error).__name__
+            if self._unreachable.get(name) != reason:
+                logger.warning("%s cannot be reached: %s", name, reason)
+            self._unreachable[name] = reason
             await connection.close()
             return
         finally:
@@ -113,18 +150,31 @@ class Tier(Generic[Mail, Result]):
             await connection.close()
             return
         self.ready[name] = connection
+        self._since[name] = self._clock()
         self._on_ready(connection)
+        if connection.pulse.draining:
+            connection.draining = True
+            self._on_draining(connection)
 
     def _lost(self, connection: Connection[Mail, Result], error: BaseException) -> None:
         if self.ready.get(connection.name) is not connection:
             return
-        logger.warning("lost %s: %s", connection.name, error)
+        logger.warning("lost %s: %s", connection.name, str(error) or type(error).__name__)
         del self.ready[connection.name]
+        self._put_on_probation(connection)
         self.messages_of_lost += connection.messages
         task = asyncio.create_task(connection.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
         self._on_lost_connection(connection)
+
+    def _put_on_probation(self, connection: Connection[Mail, Result]) -> None:
+        """It may still be a member: one that was cut off, or that stands still. It is met again after a pause."""
+        now, former = self._clock(), self._probation.get(connection.name, _NONE)
+        lasted = now - self._since.pop(connection.name)
+        pause = FIRST_PAUSE_S if lasted > GOOD_CONDUCT_S else min(2 * former.pause, LONGEST_PAUSE_S)
+        stands_at = connection.pulse.progress if connection.pulse.busy else -1
+        self._probation[connection.name] = _Probation(now + pause, pause, stands_at)
 
     async def close(self) -> None:
         """Close all connections."""

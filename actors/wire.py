@@ -18,6 +18,7 @@ import logging
 import os
 import pickle
 import secrets
+import socket
 import struct
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ _LONGEST = 1 << 28
 _BUFFER = 1 << 16
 """Bytes that may wait to be sent before a sender has to wait, and coalesces."""
 _PATIENCE_S = 5.0
+_SILENCE_S = 6
+"""A wire whose other end acknowledges nothing for this long is cut: the link between two nodes is down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,8 @@ class Replica(Protocol):
     async def deliver(self, link: str, mail: Sequence[Any]) -> None: ...
 
     def results(self, link: str) -> AsyncIterator[list[Any]]: ...
+
+    async def leave(self, link: str) -> None: ...
 
 
 class WireServer:
@@ -96,9 +101,13 @@ class WireServer:
                 return
             link = await asyncio.wait_for(_read(reader), _PATIENCE_S)
             await _write(writer, _HELLO, None)
-            await self._carry(link, reader, writer)
+            _guard(writer)
+            try:
+                await self._carry(link, reader, writer)
+            finally:
+                await self._replica.leave(link)  # a link has one wire, and ends with it
         except (OSError, EOFError, TimeoutError):
-            pass  # the other end is gone; what it held is given back when its link expires
+            pass  # the other end is gone
         except asyncio.CancelledError:
             pass  # closed here
         finally:
@@ -195,7 +204,22 @@ async def _introduce(endpoint: Endpoint, link: str) -> tuple[asyncio.StreamReade
     except BaseException:
         writer.close()
         raise
+    _guard(writer)
     return reader, writer
+
+
+def _guard(writer: asyncio.StreamWriter) -> None:
+    """Have the system find out when the other end cannot be reached, whether or not there is something to send.
+
+    A process that stands still acknowledges all the same: that is for pulses to find.
+    """
+    connection: socket.socket = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _SILENCE_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE_S * 1000)
 
 
 async def _write(writer: asyncio.StreamWriter, kind: int, value: Any) -> None:

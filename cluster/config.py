@@ -24,6 +24,7 @@ from cluster.autoscaling import DraftGoals, TargetGoals
 
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Autoscaling(Settings):
@@ -56,6 +57,16 @@ class Resources(Settings):
     """Pin the model thread's process to these cores (CPU engines on one machine)."""
 
 
+class Health(Settings):
+    """When a replica's actor is taken for dead and replaced."""
+
+    period_s: PositiveSeconds = 2.0
+    ping_timeout_s: PositiveSeconds = 10.0
+    """It does not answer for this long."""
+    stuck_after_s: PositiveSeconds = 60.0
+    """Its model thread has work and has not moved for this long: longer than any pass, first compilations included."""
+
+
 class Tier(Settings):
     """What both tiers share."""
 
@@ -63,6 +74,9 @@ class Tier(Settings):
     replicas: Annotated[int, Field(ge=0)] = 1
     autoscaling: Autoscaling | None = None
     """Replaces `replicas` when given."""
+    health: Health = Health()
+    drain_s: Seconds = 30.0
+    """How long a replica that is to go may finish its sequences; those left then move to another one."""
 
 
 class TargetTier(Tier):

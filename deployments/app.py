@@ -8,10 +8,16 @@ from ray import serve
 from ray.serve import Application
 
 from cluster.config import Autoscaling, DeploymentConfig, DraftTier, TargetTier, load_config
+from cluster.placement import TierName, group_options
 from deployments.front import IngressReplica
 from deployments.orchestration import OrchestratorReplica
-from deployments.tiers import TierName, TierReplica, bundles
+from deployments.tiers import TierReplica
 
+HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 10.0
+"""Of ingress and orchestrators; three failures in a row, and Serve replaces a replica."""
+HEALTH_SLACK_S = 5.0
+"""A replica answers for its actor, so that it gets a little longer than the actor."""
+DRAIN_SLACK_S = 5.0
 ONGOING = 100_000
 """Serve's own limits are left wide: admission is decided where queues are known."""
 
@@ -28,18 +34,22 @@ def application(config: DeploymentConfig) -> Application:
     if config.draft.kind != "none":
         tiers.append(_tier(config, raw, "draft"))
     drain = config.orchestrator.settings.request_timeout_s
+    common = {
+        "max_ongoing_requests": ONGOING,
+        "graceful_shutdown_timeout_s": drain,
+        "health_check_period_s": HEALTH_PERIOD_S,
+        "health_check_timeout_s": HEALTH_TIMEOUT_S,
+    }
     orchestrator = serve.deployment(OrchestratorReplica).options(
+        **common,
         name="Orchestrator",
         num_replicas=config.orchestrator.replicas,
-        max_ongoing_requests=ONGOING,
-        graceful_shutdown_timeout_s=drain,
         ray_actor_options=_light(config.orchestrator.labels),
     )
     ingress = serve.deployment(IngressReplica).options(
+        **common,
         name="Ingress",
         num_replicas=config.ingress.replicas,
-        max_ongoing_requests=ONGOING,
-        graceful_shutdown_timeout_s=drain,
         ray_actor_options=_light(config.ingress.labels),
     )
     bound: Application = ingress.bind(raw, orchestrator.bind(raw, *tiers))
@@ -48,19 +58,16 @@ def application(config: DeploymentConfig) -> Application:
 
 def _tier(config: DeploymentConfig, raw: dict[str, Any], tier: TierName) -> Application:
     settings = config.target if tier == "target" else config.draft
-    group = bundles(config, tier)
     options: dict[str, Any] = {
         "name": "TargetTier" if tier == "target" else "DraftTier",
         "ray_actor_options": {"num_cpus": 0},  # what the replica needs is its actor's, in its placement group
-        "health_check_period_s": 2.0,
-        "health_check_timeout_s": 15.0,
-        "graceful_shutdown_timeout_s": 5.0,  # the replica itself has no requests; orchestrators move its sequences
+        "health_check_period_s": settings.health.period_s,
+        "health_check_timeout_s": settings.health.ping_timeout_s + HEALTH_SLACK_S,
+        "graceful_shutdown_timeout_s": settings.drain_s + DRAIN_SLACK_S,
+        "graceful_shutdown_wait_loop_s": 0.1,  # the replica itself has no requests; its actor has sequences
         **_scale(settings, tier),
+        **group_options(config, tier),
     }
-    if group:
-        options["placement_group_bundles"] = group
-        if settings.resources.labels:
-            options["placement_group_bundle_label_selector"] = [settings.resources.labels] * len(group)
     return serve.deployment(TierReplica).options(**options).bind(raw, tier)
 
 

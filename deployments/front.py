@@ -37,6 +37,7 @@ class IngressReplica:
     def __init__(self, raw: dict[str, Any], orchestrator: Any) -> None:
         self._config = DeploymentConfig.model_validate(raw)
         self._handle = orchestrator
+        self._own: OwnService | None = None
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         facts = await asyncio.to_thread(factory.text_facts, self._config)
@@ -46,7 +47,7 @@ class IngressReplica:
         replica = context.replica_id.unique_id
         service: Service
         if self._config.orchestrator.embedded:
-            service = await OwnService.start(self._config, facts, context.app_name, replica)
+            service = self._own = await OwnService.start(self._config, facts, context.app_name, replica)
         else:
             service = RemoteService(self._handle, tracer_for(self._config.tracing, "ingress", replica))
         app = http_app(service, facts.codec, served, limits, gate, stamp_ids=False)
@@ -58,6 +59,11 @@ class IngressReplica:
         }
         app.add_middleware(MeterMiddleware, recorder=RayRecorder(common))
         return app
+
+    def check_health(self) -> None:
+        """Serve's health check. Raises EngineError when the orchestrator in this process has come to an end."""
+        if self._own is not None:
+            self._own.check()
 
 
 def _limits(settings: Ingress) -> HttpLimits:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -18,6 +18,7 @@ from cluster.config import DeploymentConfig
 from cluster.factory import TextFacts
 from cluster.recorder import RayRecorder
 from cluster.traces import tracer_for
+from deployments.beats import SilenceError, beating, listening
 from deployments.directory import NamedActors
 
 MOST_MOVES = 3
@@ -31,6 +32,7 @@ class OwnService:
         self._orchestrator = orchestrator
         self._needs_drafts = needs_drafts
         self.generate = orchestrator.generate
+        self.check = orchestrator.check
 
     @classmethod
     async def start(cls, config: DeploymentConfig, facts: TextFacts, application: str, replica: str) -> OwnService:
@@ -75,10 +77,15 @@ class OrchestratorReplica:
         facts = await asyncio.to_thread(factory.text_facts, config)
         self._own = await OwnService.start(config, facts, context.app_name, context.replica_id.unique_id)
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
-        """Serve one request; see Orchestrator.generate."""
-        async for delta in self._own.generate(request):
-            yield delta
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta]:
+        """Serve one request; see Orchestrator.generate. An empty Delta now and then is a sign of life."""
+        async with aclosing(beating(self._own.generate(request))) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    def check_health(self) -> None:
+        """Serve's health check. Raises EngineError when the orchestrator does not look for replicas any more."""
+        self._own.check()
 
     async def status(self) -> dict[str, Any]:
         """Both tiers as this orchestrator sees them."""
@@ -92,7 +99,7 @@ class OrchestratorReplica:
 class RemoteService:
     """A Service over the orchestrator's handle.
 
-    An answer whose orchestrator dies goes on at another one, from the tokens that were delivered.
+    An answer whose orchestrator dies, or stands still, goes on at another one, from the tokens that were delivered.
     """
 
     def __init__(self, handle: Any, tracer: Tracer = NO_TRACES) -> None:
@@ -100,7 +107,7 @@ class RemoteService:
         self._tracer = tracer
         self._generate = handle.options(stream=True).generate  # one handle for all requests: each costs a long-poll
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta]:
         """Deltas of one answer. Raises the errors of actors/errors.py."""
         self._tracer.begin(request.id)
         try:
@@ -120,13 +127,13 @@ class RemoteService:
             response = self._generate.remote(replace(request, id=name, committed=tuple(delivered)))
             ended = False
             try:
-                async for delta in response:
+                async for delta in listening(aiter(response)):
                     ended = delta.finish is not None
                     delivered += delta.tokens
                     yield delta
                 return
-            except RayActorError:
-                ended = True
+            except (RayActorError, SilenceError) as error:
+                ended = not isinstance(error, SilenceError)  # one that stands still may wake up: nobody waits for it
                 if move == MOST_MOVES:
                     raise UnavailableError("orchestrators were lost under this request") from None
             except Exception as error:

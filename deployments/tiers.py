@@ -6,27 +6,27 @@ The actors are not detached, so whatever ends a replica also ends its actor and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
-from typing import Any, Literal
+import time
+from typing import Any
 
 from actors import telemetry
 from actors.draft import DraftActor
 from actors.engines.protocol import ModelCard
+from actors.errors import EngineError
 from actors.settings import DraftSettings, TargetSettings
 from actors.target import TargetActor
 from cluster import factory
-from cluster.config import DeploymentConfig, Resources
+from cluster.config import DeploymentConfig
+from cluster.placement import TierName, actor_gpus, bundles
 from cluster.recorder import RayRecorder
+from cluster.supervision import Supervision
 from cluster.traces import tracer_for
 from deployments.directory import NAMESPACE, actor_prefix
 
 logger = logging.getLogger("ray.serve")
-
-TierName = Literal["target", "draft"]
-PING_LIMIT_S = 10.0
-MOST_RESTARTS = 3
-"""Actors that die so often under one replica are given up, so that Serve looks for another place."""
 
 
 class TierReplica:
@@ -38,9 +38,16 @@ class TierReplica:
         context = serve.get_replica_context()
         self._config = DeploymentConfig.model_validate(raw)
         self._tier = tier
+        self._settings = self._config.target if tier == "target" else self._config.draft
         self._name = actor_prefix(context.app_name, tier) + context.replica_id.unique_id
-        self._application = context.app_name
-        self._restarts = 0
+        common = {"application": context.app_name, "tier": tier, "model": self._config.model_id}
+        self._common = common
+        self._recorder = RayRecorder({**common, "replica": self._name})
+        self._recorder.set(telemetry.GPUS, sum(bundle.get("GPU", 0.0) for bundle in bundles(self._config, tier)))
+        self._supervision = Supervision()
+        self._placed = 0
+        self._given_up: str | None = None
+        self._replacing: asyncio.Task[None] | None = None
         self._actor = self._place()
         try:
             self._card: ModelCard = await self._actor.card.remote()
@@ -54,79 +61,103 @@ class TierReplica:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         config = self._config
-        tier = config.target if self._tier == "target" else config.draft
         actor = TargetActor if self._tier == "target" else DraftActor
-        options: dict[str, Any] = {"num_cpus": tier.resources.num_cpus, "num_gpus": actor_gpus(config, self._tier)}
+        resources = self._settings.resources
+        options: dict[str, Any] = {"num_cpus": resources.num_cpus, "num_gpus": actor_gpus(config, self._tier)}
         group = get_current_placement_group()
         if group is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
-        name = f"{self._name}.{self._restarts}"
-        common = {"application": self._application, "tier": self._tier, "model": config.model_id, "replica": name}
-        self._recorder = RayRecorder(common)
-        self._recorder.set(telemetry.GPUS, sum(bundle.get("GPU", 0.0) for bundle in bundles(config, self._tier)))
+        name = f"{self._name}.{self._placed}"
+        self._placed += 1
         return (
             ray.remote(concurrency_groups={"health": 2})(actor)
             .options(name=name, namespace=NAMESPACE, max_concurrency=1000, **options)
             .remote(
                 name,
                 functools.partial(_make_model, config, self._tier),
-                self._settings(),
-                RayRecorder(common),
+                self._engine_settings(),
+                RayRecorder({**self._common, "replica": name}),
                 tracer=tracer_for(config.tracing, self._tier, name),
             )
         )
 
-    def _settings(self) -> TargetSettings | DraftSettings:
+    def _engine_settings(self) -> TargetSettings | DraftSettings:
         return self._config.resolved_target() if self._tier == "target" else self._config.resolved_draft()
 
+    # -- health --------------------------------------------------------------------------------------------------
+
     async def check_health(self) -> None:
-        """Serve's health check: raises when the actor is stuck or was lost too often. A dead actor is replaced."""
+        """Serve's health check. An actor that died, does not answer, or whose model thread stands still is replaced.
+
+        Raises EngineError when too many were lost here, so that Serve replaces this replica.
+        """
         from ray.exceptions import RayActorError
 
+        if self._given_up is not None:
+            raise EngineError(self._given_up)
+        if self._replacing is not None:  # has its own end: it either succeeds or counts as the next death
+            return
+        limit = self._settings.health.ping_timeout_s
         try:
-            ping = self._actor.ping.options(concurrency_group="health").remote()
-            await asyncio.wait_for(ping, PING_LIMIT_S)
+            ping = self._actor.ping.options(concurrency_group="health").remote(self._settings.health.stuck_after_s)
+            await asyncio.wait_for(ping, limit)
+        except TimeoutError:
+            self._replace(f"did not answer for {limit:g} s")
         except RayActorError:
-            if self._restarts == MOST_RESTARTS:
-                raise
-            self._restarts += 1
-            logger.warning("the actor of %s died; placing it again (%d)", self._name, self._restarts)
+            self._replace("died")
+        except Exception as error:  # what the actor itself says of its model thread
+            self._replace(_first_line(error))
+
+    def _replace(self, reason: str) -> None:
+        pause = self._supervision.died(time.monotonic())
+        deaths = len(self._supervision.deaths)
+        self._recorder.add(telemetry.ACTOR_LOSSES, 1)
+        if pause is None:
+            self._given_up = f"{deaths} actors of {self._name} were lost within minutes, the last one: {reason}"
+            logger.error(self._given_up)
+            return
+        logger.warning("the actor of %s: %s; placing another one in %g s (loss %d)", self._name, reason, pause, deaths)
+        self._replacing = asyncio.create_task(self._place_after(pause))
+
+    async def _place_after(self, pause: float) -> None:
+        """Make sure that the old actor is gone, wait, and place a new one."""
+        try:
+            self._kill()
+            await asyncio.sleep(pause)
             self._actor = self._place()
+            await self._actor.card.remote()
+        except Exception as error:
+            self._replacing = None
+            self._replace(f"its model could not be built again: {_first_line(error)}")
+        else:
+            self._replacing = None
+
+    def _kill(self) -> None:
+        import ray
+
+        with contextlib.suppress(Exception):  # it may be gone already
+            ray.kill(self._actor)
+
+    async def __del__(self) -> None:
+        """Serve's graceful end: the actor finishes its sequences, or hands them over, within `drain_s`."""
+        if self._given_up is None and self._replacing is None:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(self._actor.drain.remote(), self._settings.drain_s)
+        self._kill()
+
+    # -- what others ask -----------------------------------------------------------------------------------------
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What the tier's autoscaling policy goes by (deployments/scaling.py)."""
-        load: dict[str, float] = await self._actor.load.remote()
+        """What the tier's autoscaling policy goes by (deployments/scaling.py); nothing while there is no actor."""
+        try:
+            load: dict[str, float] = await self._actor.load.remote()
+        except Exception:
+            return {}
         return load
 
     async def card(self) -> ModelCard:
         """The model that this replica serves."""
         return self._card
-
-
-def actor_gpus(config: DeploymentConfig, tier: TierName) -> float:
-    """GPUs of a replica's actor. vLLM spreads over its GPUs from inside one process."""
-    if tier == "target" and config.target.engine == "vllm":
-        return config.target.resources.num_gpus * config.target.tensor_parallel_size
-    return (config.target if tier == "target" else config.draft).resources.num_gpus
-
-
-def bundles(config: DeploymentConfig, tier: TierName) -> list[dict[str, float]]:
-    """The placement group of one replica: a bundle per actor, the first one's actor being the one orchestrators know.
-
-    Empty when the replica needs nothing that could be reserved.
-    """
-    resources = (config.target if tier == "target" else config.draft).resources
-    first = _bundle(resources, actor_gpus(config, tier))
-    ranks = config.target.tensor_parallel_size if tier == "target" and config.target.engine == "transformers" else 1
-    others = [_bundle(resources, resources.num_gpus) for _ in range(ranks - 1)]
-    return [first, *others] if first else []
-
-
-def _bundle(resources: Resources, gpus: float) -> dict[str, float]:
-    amounts = {"CPU": resources.num_cpus, "GPU": gpus, "memory": resources.memory_gib * 2**30}
-    if resources.accelerator_type is not None:
-        amounts[f"accelerator_type:{resources.accelerator_type}"] = 0.001  # Ray's way to ask for the type only
-    return {name: amount for name, amount in amounts.items() if amount}
 
 
 def _make_model(config: DeploymentConfig, tier: TierName) -> Any:

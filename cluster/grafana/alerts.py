@@ -103,6 +103,14 @@ def alerts() -> tuple[Alert, ...]:
             "{{ $labels.application }}: the {{ $labels.tier }} tier has fewer replicas than its policy asks for.",
         ),
         Alert(
+            "OutriderCrashLoop",
+            f"{q.rate(quarter, t.ACTOR_LOSSES, _APP, 'tier')} * 900 > 2.5",
+            "1m",
+            "ticket",
+            "{{ $labels.application }}: {{ $value | humanize }} actors of the {{ $labels.tier }} tier were lost within "
+            "fifteen minutes.",
+        ),
+        Alert(
             "OutriderNoDraft",
             f"{linked['draft']} == 0 and {linked['target']} > 0",
             "15m",

@@ -187,6 +187,11 @@ def _replicas(tier: str) -> Row:
                 "Because a replica went.",
                 (Query(q.rate(S, t.MOVES, where=where), "moved"),),
             ),
+            Panel(
+                "Actors lost",
+                "Died or stood still, and were replaced.",
+                (Query(q.rate(S, t.ACTOR_LOSSES, "replica", where=where), "{{replica}}"),),
+            ),
         ),
     )
 

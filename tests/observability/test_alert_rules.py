@@ -100,6 +100,8 @@ INCIDENTS: dict[str, tuple[Series, int, int]] = {
         68,
     ),
     "OutriderScalingStuck": (gauge(t.DESIRED_REPLICAS, (3, HOUR), (5, HOUR), tags='tier="draft"'), 74, 75),
+    # One actor a minute from 60 on, so three at 63: 3 within a quarter of an hour; held for 1.
+    "OutriderCrashLoop": (counter(t.ACTOR_LOSSES, (0, HOUR), (1, HOUR), tags='tier="draft"'), 63, 64),
     "OutriderNoDraft": (gauge(t.READY_REPLICAS, (3, HOUR), (0, HOUR), tags='tier="draft"'), 74, 75),
     # 1,050 tokens for 1,000 rows from 60 on: the quarter's mean passes below 1.1 when x of 15 minutes are bad with
     # 3.1 - 2.05 x/15 < 1.1, that is x = 14.7: at 75; held for 15.

@@ -21,6 +21,7 @@ class Replica:
         self.outgoing: asyncio.Queue[Any] = asyncio.Queue()
         self.arrived = asyncio.Event()
         self.streams = 0
+        self.left: asyncio.Queue[str] = asyncio.Queue()
 
     async def deliver(self, link: str, mail: Sequence[Any]) -> None:
         self.taken.append((link, list(mail)))
@@ -32,6 +33,9 @@ class Replica:
             if isinstance(item, Exception):
                 raise item
             yield [item]
+
+    async def leave(self, link: str) -> None:
+        self.left.put_nowait(link)
 
 
 class Behind:
@@ -154,3 +158,11 @@ async def test_links_do_not_share_a_wire(pair: Pair) -> None:
         replica.arrived.clear()
         await replica.arrived.wait()
     assert sorted(replica.taken) == [("a", [1]), ("b", [2])]
+
+
+async def test_a_wire_that_ends_is_told_to_the_replica(pair: Pair) -> None:
+    replica, _, peer, _ = pair
+    await peer.call("deliver", "a", [1])
+    await replica.arrived.wait()
+    peer.close()
+    assert await replica.left.get() == "a"

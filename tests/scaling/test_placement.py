@@ -1,0 +1,60 @@
+"""What a replica reserves, and what an operator is told when it cannot be placed."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.config import DeploymentConfig
+from cluster.placement import Node, bundles, group_options, obstacle
+
+GPU_NODE = Node({"CPU": 16, "GPU": 4}, {"CPU": 16, "GPU": 4}, {"tier": "target"})
+CPU_NODE = Node({"CPU": 8}, {"CPU": 8}, {"tier": "draft"})
+
+
+def config(**target) -> DeploymentConfig:
+    return DeploymentConfig.model_validate({"target": target})
+
+
+def test_one_bundle_for_each_rank_and_one_group_for_each_replica() -> None:
+    ranks = config(tensor_parallel_size=4, resources={"num_cpus": 2, "num_gpus": 1, "memory_gib": 1})
+    assert bundles(ranks, "target") == [{"CPU": 2, "GPU": 1, "memory": 2**30}] * 4
+    one_process = config(engine="vllm", tensor_parallel_size=4, resources={"num_cpus": 2, "num_gpus": 1})
+    assert bundles(one_process, "target") == [{"CPU": 2, "GPU": 4}]
+    assert bundles(ranks, "draft") == [{"CPU": 1}]
+
+
+def test_ranks_are_packed_and_labels_hold_for_each_of_them() -> None:
+    labelled = config(tensor_parallel_size=2, resources={"num_gpus": 1, "labels": {"tier": "target"}})
+    assert group_options(labelled, "target") == {
+        "placement_group_bundles": [{"CPU": 1, "GPU": 1}] * 2,
+        "placement_group_strategy": "PACK",
+        "placement_group_bundle_label_selector": [{"tier": "target"}] * 2,
+    }
+    assert group_options(config(resources={"num_cpus": 0}), "target") == {}
+
+
+@pytest.mark.parametrize(
+    ("group", "labels", "nodes", "why"),
+    [
+        ([{"GPU": 1.0}] * 4, {"tier": "target"}, [GPU_NODE, CPU_NODE], None),
+        ([], {}, [], None),
+        ([{"CPU": 1.0}], {}, [], "the cluster has no node"),
+        ([{"CPU": 1.0}], {"tier": "x"}, [GPU_NODE, CPU_NODE], "none of the 2 nodes carries tier=x"),
+        ([{"CPU": 1.0, "GPU": 8.0}], {}, [GPU_NODE, CPU_NODE], "no node is large enough: needs GPU 8, there is 4"),
+        ([{"GPU": 1.0}] * 5, {}, [GPU_NODE], "all nodes together are too small for its 5 parts"),
+        (
+            [{"GPU": 2.0}],
+            {},
+            [Node({"GPU": 4}, {"GPU": 1})],
+            "all nodes that fit are taken: needs GPU 2, there is 1",
+        ),
+        (
+            [{"GPU": 2.0}],
+            {},
+            [Node({"GPU": 2}, {"GPU": 1}), Node({"GPU": 2}, {"GPU": 1})],
+            "all nodes that fit are taken: what is free is in too small pieces",
+        ),
+    ],
+)
+def test_an_operator_is_told_what_is_lacking(group, labels, nodes, why) -> None:
+    assert obstacle(group, labels, nodes) == why

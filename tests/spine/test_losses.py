@@ -1,0 +1,150 @@
+"""Replicas that go, stand still or come back, and orchestrators that were taken for dead: what happens to sequences."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from actors import replica, telemetry
+from actors.engines.emulated import EmulatedTarget
+from actors.engines.emulated_language import expected_tokens
+from actors.engines.emulated_presets import TargetSpec
+from actors.errors import EngineError
+from actors.links import LinkTable
+from actors.messages import Opening
+from actors.settings import OrchestratorSettings, SamplingSettings, TargetSettings
+
+LANGUAGE = TargetSpec().language
+QUICK = OrchestratorSettings(discovery_period_s=0.02, stall_timeout_s=1.0)
+SLOW = TargetSpec(pass_ms=10, prompt_token_ms=0)
+
+
+@pytest.fixture(autouse=True)
+def quick_pulses(monkeypatch) -> None:
+    monkeypatch.setattr("actors.connection.PULSE_PERIOD_S", 0.05)
+
+
+def truth(request) -> list[int]:
+    return list(expected_tokens(request.tokens, request.sampling.max_tokens, None, LANGUAGE))
+
+
+async def until(condition) -> None:
+    """Wait for a state of real threads; bounded by the test's own time limit."""
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def replicas(local, tier: str) -> dict:
+    return local.orchestrator.status()[tier]["replicas"]
+
+
+async def begin(local, wanted, targets: int = 1, drafts: int = 1) -> asyncio.Future:
+    """Start the requests once that many replicas are there to share them."""
+    await until(lambda: (len(replicas(local, "target")), len(replicas(local, "draft"))) == (targets, drafts))
+    return asyncio.gather(*(local.tokens(request) for request in wanted))
+
+
+async def test_a_draining_target_finishes_what_runs_and_gets_nothing_new(start, request_for) -> None:
+    running = [request_for(f"r{i}", (i + 1,), max_tokens=60, speculation=False) for i in range(6)]
+    later = [request_for(f"n{i}", (i + 100,), max_tokens=20) for i in range(4)]
+    async with start(targets=2, target_spec=SLOW, settings=QUICK) as local:
+        jobs = await begin(local, running, targets=2)
+        await until(lambda: all(r["sequences"] == 3 for r in replicas(local, "target").values()))
+        await until(lambda: local.recorder.total(telemetry.COMMITTED) >= 12)
+        drained = asyncio.create_task(local.actors["target-0"].drain())
+        await until(lambda: replicas(local, "target")["target-0"]["draining"])
+        new = await begin(local, later, targets=2)
+        await until(lambda: replicas(local, "target")["target-1"]["sequences"] == 7)
+        assert replicas(local, "target")["target-0"]["sequences"] == 3
+        await drained
+        for request, answer in zip([*running, *later], [*await jobs, *await new], strict=True):
+            assert answer == truth(request)
+        assert local.recorder.total(telemetry.MOVES) == 0
+
+
+async def test_what_waits_at_a_draining_target_goes_elsewhere_at_once(start, request_for) -> None:
+    small = TargetSettings(slots=1)
+    wanted = [request_for(f"r{i}", (i + 1,), max_tokens=40, speculation=False) for i in range(6)]
+    async with start(targets=2, target_spec=SLOW, target_settings=small, settings=QUICK) as local:
+        jobs = await begin(local, wanted, targets=2)
+        await until(lambda: local.recorder.total(telemetry.COMMITTED) >= 4)
+        drained = asyncio.create_task(local.actors["target-0"].drain())
+        await until(lambda: replicas(local, "target")["target-0"]["sequences"] <= 1)
+        await drained
+        for request, answer in zip(wanted, await jobs, strict=True):
+            assert answer == truth(request)
+
+
+async def test_a_draining_draft_hands_its_sequences_over(start, request_for) -> None:
+    wanted = [request_for(f"r{i}", (i + 1,), max_tokens=120) for i in range(6)]
+    async with start(drafts=2, target_spec=SLOW, settings=QUICK) as local:
+        jobs = await begin(local, wanted, drafts=2)
+        await until(lambda: all(r["sequences"] == 3 for r in replicas(local, "draft").values()))
+        await local.actors["draft-0"].drain()
+        assert {n: r["sequences"] for n, r in replicas(local, "draft").items()} == {"draft-0": 0, "draft-1": 6}
+        for request, answer in zip(wanted, await jobs, strict=True):
+            assert answer == truth(request)
+
+
+async def test_an_orchestrator_taken_for_dead_opens_its_sequences_again(start, request_for) -> None:
+    """It stood still so long that the target gave back what its sequences held; then it goes on."""
+    request = request_for("r", (5,), max_tokens=120, speculation=False)
+    async with start(target_spec=SLOW, settings=QUICK) as local:
+        job = await begin(local, [request])
+        await until(lambda: local.recorder.total(telemetry.COMMITTED) >= 10)
+        target = local.actors["target-0"]
+        for link in list(target._links._seen):
+            await target.leave(link)
+        assert (await job)[0] == truth(request)
+        assert local.recorder.total(telemetry.MOVES) >= 1
+        await until(lambda: not target._holding())
+
+
+async def test_a_link_that_ended_is_not_listened_to() -> None:
+    links: LinkTable[int] = LinkTable(asyncio.get_running_loop(), lambda: 0.0)
+    links.meet("a")
+    assert links.touch("a")
+    stream = links.stream("a")
+    waiting = asyncio.ensure_future(anext(stream, None))
+    await asyncio.sleep(0)
+    links.forget("a")
+    assert await waiting is None
+    assert not links.touch("a")
+    assert not links.touch("never met")
+
+
+async def test_a_target_that_stands_still_is_not_met_again_before_it_moves(start, request_for) -> None:
+    """Its event loop answers; only its model thread has stopped. Its sequences move once, not once a second."""
+    models: list[EmulatedTarget] = []
+
+    def make() -> EmulatedTarget:
+        models.append(EmulatedTarget(SLOW, TargetSettings()))
+        return models[-1]
+
+    wanted = [request_for(f"r{i}", (i + 1,), max_tokens=60, speculation=False) for i in range(4)]
+    async with start(targets=2, make_target=make, settings=QUICK) as local:
+        jobs = await begin(local, wanted, targets=2)
+        await until(lambda: all(r["sequences"] == 2 for r in replicas(local, "target").values()))
+        await until(lambda: local.recorder.total(telemetry.COMMITTED) >= 8)
+        models[0].faults.freeze()
+        for request, answer in zip(wanted, await jobs, strict=True):
+            assert answer == truth(request)
+        assert local.recorder.total(telemetry.MOVES) == 2
+        assert len(replicas(local, "target")) == 1
+        models[0].faults.thaw()
+        await until(lambda: len(replicas(local, "target")) == 2)
+        await until(lambda: not any(actor._holding() for actor in local.actors.values()))
+
+
+@pytest.mark.parametrize("tier", ["target-0", "draft-0"])
+async def test_a_replica_whose_orchestrator_is_silent_gives_everything_back(start, monkeypatch, tier) -> None:
+    monkeypatch.setattr(replica, "LINK_LIMIT_S", 0.2)
+    async with start(target_spec=SLOW, settings=QUICK) as local:
+        actor = local.actors[tier]
+        await actor.meet("gone")
+        await actor.deliver("gone", [Opening("s", (1, 2), SamplingSettings(max_tokens=2000), seed=1)])
+        await until(actor._holding)
+        await until(lambda: not actor._holding())
+        with pytest.raises(EngineError, match="ended the link"):
+            await actor.pulse("gone")
