@@ -5,7 +5,11 @@ delays and bounds to what they return; the traffic simulator calls the same func
 
 Both policies ask for a number that follows from the demand, not from what the last answer was, so that replicas that
 are still starting are not asked for twice; where only a ratio is known (latency, starvation), nothing more is asked
-for until those that were asked for have come.
+for until those that were asked for have come and what is reported is about them.
+
+Whether fewer would do cannot be seen from how well it goes now: without a memory the draft tier would give a replica
+up, find that it starves, and ask for it again, for ever. So a policy remembers for a while at which load it went
+badly (`Memory`), and stays clear of it.
 """
 
 from __future__ import annotations
@@ -48,7 +52,55 @@ class DraftGoals(Settings):
     """Fewer, and one may go."""
     declined_above: Share = 0.9
     """The controllers turn down this share of proposals: speculation does not pay, as few drafts as allowed remain."""
+    margin: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """How far to stay below a load at which it went badly."""
+    slack: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    """A draft is only given up if the rest would still be this much further below it."""
     growth: Annotated[float, Field(gt=1, le=10)] = 2.0
+
+
+SETTLE_S = 45.0
+"""What is reported is a mean of the last half minute or so: after a change of size it is about the size before."""
+FORGET_S = 3600.0
+"""Hardware, models and requests change: after this time a limit is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a policy knows beyond what is reported now; the caller keeps it from call to call.
+
+    starved_at: fewest sequences per draft at which too many passes found no proposal. declined_at: fewest sequences
+    per target at which the controllers turned proposals down.
+    """
+
+    replicas: int = -1
+    since: float = 0.0
+    """Since when there have been so many; at the first look, always."""
+    starved_at: float = math.inf
+    starved_when: float = 0.0
+    declined_at: float = math.inf
+    declined_when: float = 0.0
+
+    def looked(self, now: float, replicas: int) -> Memory:
+        """The memory at `now`, with that many replicas running."""
+        memory = self
+        if replicas != self.replicas:
+            memory = replace(self, replicas=replicas, since=-math.inf if self.replicas < 0 else now)
+        if now - memory.starved_when > FORGET_S:
+            memory = replace(memory, starved_at=math.inf)
+        if now - memory.declined_when > FORGET_S:
+            memory = replace(memory, declined_at=math.inf)
+        return memory
+
+    def settled(self, now: float) -> bool:
+        """Is what is reported about the replicas that run now?"""
+        return now - self.since >= SETTLE_S
+
+    def starving(self, now: float, per_draft: float) -> Memory:
+        return replace(self, starved_at=min(self.starved_at, per_draft), starved_when=now)
+
+    def declining(self, now: float, per_target: float) -> Memory:
+        return replace(self, declined_at=min(self.declined_at, per_target), declined_when=now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +128,32 @@ class DraftLoad:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How many replicas there should be, and why, for people."""
+    """How many replicas there should be, and why, for people. `memory` is for the next call."""
 
     replicas: int
     reason: str
+    memory: Memory = Memory()
 
 
 def target_replicas(
-    loads: Sequence[TargetLoad], current: int, starting: int, waiting_outside: float, goals: TargetGoals
+    loads: Sequence[TargetLoad],
+    current: int,
+    starting: int,
+    waiting_outside: float,
+    goals: TargetGoals,
+    memory: Memory = Memory(),
+    now: float = 0.0,
 ) -> Decision:
     """Replicas for the target tier.
 
     current: replicas that run; starting: those on their way. waiting_outside: requests that no replica has taken yet
-    (there may be none to take them).
+    (there may be none to take them). now: seconds of any clock.
     """
+    memory = memory.looked(now, current)
     if not loads:
         if waiting_outside > 0 and current + starting == 0:
-            return Decision(1, "requests wait and no target runs")
-        return Decision(current + starting, "no replica has reported yet")
+            return Decision(1, "requests wait and no target runs", memory)
+        return Decision(current + starting, "no replica has reported yet", memory)
     slots = sum(load.slots for load in loads) / len(loads)
     demand = sum(load.running + load.waiting for load in loads) + waiting_outside
     wanted = demand / (slots * goals.utilisation)
@@ -103,54 +163,75 @@ def target_replicas(
         wanted, reason = kv, "KV use"
     if goals.inter_token_ms is not None:
         slow = current * max(load.inter_token_s for load in loads) * 1e3 / goals.inter_token_ms
-        # A ratio, not a demand: it says nothing new until the replicas already asked for are up.
-        if slow > max(wanted, current) and not starting:
+        # A ratio, not a demand: it says nothing new until the replicas already asked for are up and seen.
+        if slow > max(wanted, current) and not starting and memory.settled(now):
             wanted, reason = slow, "latency between tokens above its objective"
-    return _settle(wanted, current, starting, goals.growth, goals.slack, reason)
+        elif slow * (1 + goals.slack) > current > wanted:
+            wanted, reason = float(current), "latency between tokens near its objective"
+    return _settle(wanted, current, starting, goals.growth, goals.slack, reason, memory)
 
 
 def draft_replicas(
-    loads: Sequence[DraftLoad], targets: Sequence[TargetLoad], current: int, starting: int, goals: DraftGoals
+    loads: Sequence[DraftLoad],
+    targets: Sequence[TargetLoad],
+    current: int,
+    starting: int,
+    goals: DraftGoals,
+    memory: Memory = Memory(),
+    now: float = 0.0,
 ) -> Decision:
     """Replicas for the draft tier, from its own load and from what the targets miss.
 
-    With no draft running, targets that run sequences bring the first one back; Serve's bounds decide whether that is
-    allowed.
+    With no draft running, targets that run sequences bring the first one back, unless speculation did not pay at this
+    load; Serve's bounds decide whether that is allowed.
     """
+    memory = memory.looked(now, current)
     running = sum(load.running for load in targets)
+    per_target = running / len(targets) if targets else 0.0
     declined = _weighted([(load.declined, load.running) for load in targets])
     starved = _weighted([(load.starved, load.running) for load in targets])
-    if declined > goals.declined_above:
-        return Decision(0, f"{declined:.0%} of proposals are turned down: speculation does not pay at this load")
+    if declined > goals.declined_above and current > 0:
+        memory = memory.declining(now, per_target)
+        reason = f"{declined:.0%} of proposals are turned down: speculation does not pay at this load"
+        return Decision(0, reason, memory)
     if running == 0:
-        return Decision(0, "no sequences run")
+        return Decision(0, "no sequences run", memory)
+    if per_target >= memory.declined_at * (1 - goals.margin):
+        return Decision(0, "speculation did not pay at this load", memory)
     if current + starting == 0:
-        return Decision(1, "sequences run without a draft")
+        return Decision(1, "sequences run without a draft", memory)
     if not loads:
-        return Decision(current + starting, "no replica has reported yet")
+        return Decision(current + starting, "no replica has reported yet", memory)
     slots = sum(load.slots for load in loads) / len(loads)
     wanted = sum(load.sessions for load in loads) / (slots * goals.utilisation)
     reason = "sequences per draft"
-    if starved > goals.starved_above and not starting:
+    if starved > goals.starved_above and not starting and memory.settled(now):
+        memory = memory.starving(now, running / max(1, current))
         wanted = max(wanted, current * (1 + starved))
         reason = f"{starved:.0%} of passes found no proposal"
     elif starved > goals.starved_below:
         wanted = max(wanted, float(current))
         reason = "starvation within bounds"
-    else:
-        wanted = max(wanted, current - 1.0)
+    else:  # where it is not known how many it takes, one less is tried
+        wanted = wanted if memory.starved_at < math.inf else max(wanted, current - 1.0)
         reason = "proposals are ready with room to spare"
-    return _settle(wanted, current, starting, goals.growth, 0.0, reason)
+    clear = running / (memory.starved_at * (1 - goals.margin))
+    least = clear if clear > current else min(float(current), clear / (1 - goals.slack))
+    if least > wanted:
+        wanted, reason = least, "fewer starved at this load"
+    return _settle(wanted, current, starting, goals.growth, 0.0, reason, memory)
 
 
-def _settle(wanted: float, current: int, starting: int, growth: float, slack: float, reason: str) -> Decision:
+def _settle(
+    wanted: float, current: int, starting: int, growth: float, slack: float, reason: str, memory: Memory
+) -> Decision:
     """A whole number near `wanted`: never many at once, and fewer only if that leaves slack."""
     replicas = math.ceil(wanted - 1e-9)
     held = current + starting
     if replicas < held:
         replicas = min(held, math.ceil(wanted / (1 - slack) - 1e-9))
     most = max(held + 1, math.floor(held * growth))
-    return Decision(max(0, min(replicas, most)), reason)
+    return Decision(max(0, min(replicas, most)), reason, memory)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -68,9 +68,27 @@ def status_rows(status: dict[str, Any]) -> list[tuple[str, str, str]]:
     for tier in ("target", "draft"):
         told = status.get(tier, {})
         for name, replica in told.get("replicas", {}).items():
-            rows.append((tier, name, f"{replica.get('sequences', 0)} sequences"))
+            leaving = ", to go when they have ended" if replica.get("draining") else ""
+            rows.append((tier, name, f"{replica.get('sequences', 0)} sequences{leaving}"))
         for name, reason in told.get("refused", {}).items():
             rows.append((tier, name, f"not used: {reason}"))
         if not told.get("replicas"):
             rows.append((tier, "-", "no replica"))
+        rows += [(tier, "-", line) for line in _trouble(told)]
     return rows
+
+
+def _trouble(told: dict[str, Any]) -> list[str]:
+    """What a tier waits for, in words for an operator; nothing when it is as it should be."""
+    serve = told.get("serve", {})
+    states: dict[str, int] = serve.get("states", {})
+    lines = []
+    if starting := states.get("STARTING", 0):
+        lines.append(f"{starting} starting" + (f"; {serve['obstacle']}" if serve.get("obstacle") else ""))
+    without = states.get("RUNNING", 0) - len(told.get("replicas", {})) - len(told.get("refused", {}))
+    if without > 0:
+        lines.append(f"{without} running without a model: it starts, or is placed again after a loss (see the log)")
+    if serve.get("status") in ("UNHEALTHY", "DEPLOY_FAILED"):
+        message = next(iter(str(serve.get("message", "")).strip().splitlines()), "")
+        lines.append(f"{serve['status']}: {message}")
+    return lines

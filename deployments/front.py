@@ -49,7 +49,8 @@ class IngressReplica:
         if self._config.orchestrator.embedded:
             service = self._own = await OwnService.start(self._config, facts, context.app_name, replica)
         else:
-            service = RemoteService(self._handle, tracer_for(self._config.tracing, "ingress", replica))
+            silence = self._config.orchestrator.settings.stall_timeout_s
+            service = RemoteService(self._handle, tracer_for(self._config.tracing, "ingress", replica), silence)
         app = http_app(service, facts.codec, served, limits, gate, stamp_ids=False)
         common = {
             "application": context.app_name,

@@ -18,8 +18,9 @@ from cluster.config import DeploymentConfig
 from cluster.factory import TextFacts
 from cluster.recorder import RayRecorder
 from cluster.traces import tracer_for
-from deployments.beats import SilenceError, beating, listening
+from deployments.beats import SILENCE_S, SilenceError, beating, listening
 from deployments.directory import NamedActors
+from deployments.overview import overview
 
 MOST_MOVES = 3
 """Orchestrators that one answer may lose before it ends with an error."""
@@ -28,8 +29,12 @@ MOST_MOVES = 3
 class OwnService:
     """A Service over an orchestrator in this process. Make it with `await OwnService.start(...)`."""
 
-    def __init__(self, orchestrator: Orchestrator, needs_drafts: bool) -> None:
+    def __init__(
+        self, orchestrator: Orchestrator, config: DeploymentConfig, application: str, needs_drafts: bool
+    ) -> None:
         self._orchestrator = orchestrator
+        self._config = config
+        self._application = application
         self._needs_drafts = needs_drafts
         self.generate = orchestrator.generate
         self.check = orchestrator.check
@@ -54,11 +59,14 @@ class OwnService:
             tracer=tracer_for(config.tracing, "orchestrator", replica),
         )
         await orchestrator.start()
-        return cls(orchestrator, config.draft.kind != "none" and least > 0)
+        return cls(orchestrator, config, application, config.draft.kind != "none" and least > 0)
 
     async def status(self) -> dict[str, Any]:
-        """Both tiers as this orchestrator sees them."""
-        return self._orchestrator.status()
+        """Both tiers as this orchestrator sees them, and as Serve does."""
+        status = self._orchestrator.status()
+        for tier, told in (await overview(self._application, self._config)).items():
+            status[tier]["serve"] = told
+        return status
 
     async def ready(self) -> bool:
         """Whether both tiers can serve; a draft tier that may be empty is not waited for."""
@@ -102,8 +110,9 @@ class RemoteService:
     An answer whose orchestrator dies, or stands still, goes on at another one, from the tokens that were delivered.
     """
 
-    def __init__(self, handle: Any, tracer: Tracer = NO_TRACES) -> None:
+    def __init__(self, handle: Any, tracer: Tracer = NO_TRACES, silence_s: float = SILENCE_S) -> None:
         self._handle = handle
+        self._silence = silence_s
         self._tracer = tracer
         self._generate = handle.options(stream=True).generate  # one handle for all requests: each costs a long-poll
 
@@ -127,7 +136,7 @@ class RemoteService:
             response = self._generate.remote(replace(request, id=name, committed=tuple(delivered)))
             ended = False
             try:
-                async for delta in listening(aiter(response)):
+                async for delta in listening(aiter(response), self._silence):
                     ended = delta.finish is not None
                     delivered += delta.tokens
                     yield delta

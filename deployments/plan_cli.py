@@ -35,12 +35,24 @@ def plan(
     sequences: Annotated[int | None, typer.Option(min=1, help="Running at once on each target.")] = None,
     target_gpu_hour: Annotated[float | None, typer.Option(min=0, help="Price of a target GPU for an hour.")] = None,
     draft_gpu_hour: Annotated[float | None, typer.Option(min=0, help="Price of a draft GPU for an hour.")] = None,
+    traffic: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead: a day of traffic through the autoscaling policies. constant, day, burst, spot or internet; "
+            "FILE then has fields of cluster.traffic.TrafficInput.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Work out whether speculation pays, with how much lookahead, and how many drafts a target wants."""
     from cluster.planner import plan as work_out
 
     given = _given(file)
+    if traffic is not None:
+        from deployments.traffic_report import show
+
+        show(traffic, given, as_json)
+        return
     for name, preset, times in (
         ("target", target, {"pass_ms": pass_ms}),
         ("draft", draft, {"step_ms": step_ms}),

@@ -121,6 +121,7 @@ class _Held:
 
 def error_from(status: int, body: bytes, headers: httpx.Headers) -> OutriderError:
     """The typed error that an error response stands for."""
+    told = None
     try:
         told = json.loads(body)["error"]
         message, param, code = str(told["message"]), told.get("param"), told.get("code")
@@ -128,7 +129,10 @@ def error_from(status: int, body: bytes, headers: httpx.Headers) -> OutriderErro
         message, param, code = f"HTTP {status}: {body[:200].decode(errors='replace')}", None, None
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, OutriderError)]
     exact = [kind for kind in kinds if code is not None and kind.code == code]
-    fallback = {429: errors.OverloadedError, 503: UnavailableError, 504: errors.DeadlineError}
+    # A server error that is not told in our form comes from the proxy: the replica behind it went.
+    fallback = {429: errors.OverloadedError, 503: UnavailableError, 504: errors.DeadlineError, 500: EngineError}
+    if told is None and status in (500, 502):
+        fallback[status] = UnavailableError
     kind = exact[0] if exact else fallback.get(status, RequestError if 400 <= status < 500 else EngineError)
     error: OutriderError = kind(message, param)
     if headers.get("retry-after", "").isdecimal():

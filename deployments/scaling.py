@@ -14,6 +14,7 @@ from cluster.autoscaling import (
     Decision,
     DraftGoals,
     DraftLoad,
+    Memory,
     TargetGoals,
     TargetLoad,
     draft_replicas,
@@ -26,13 +27,16 @@ class TargetPolicy:
 
     def __init__(self, goals: dict[str, Any]) -> None:
         self._goals = TargetGoals.model_validate(goals)
+        self._memory = Memory()
 
     def __call__(self, ctx: Any) -> tuple[int, dict[str, Any]]:
         def decide() -> Decision:
             loads = [TargetLoad(**load) for load in _loads(ctx, TargetLoad)]
             scaling_board.post(ctx.app_name, loads)
             current, starting = _replicas(ctx)
-            return target_replicas(loads, current, starting, 0.0, self._goals)
+            decision = target_replicas(loads, current, starting, 0.0, self._goals, self._memory, ctx.current_time)
+            self._memory = decision.memory
+            return decision
 
         return _answer(ctx, decide)
 
@@ -42,12 +46,16 @@ class DraftPolicy:
 
     def __init__(self, goals: dict[str, Any]) -> None:
         self._goals = DraftGoals.model_validate(goals)
+        self._memory = Memory()
 
     def __call__(self, ctx: Any) -> tuple[int, dict[str, Any]]:
         def decide() -> Decision:
             loads = [DraftLoad(**load) for load in _loads(ctx, DraftLoad)]
             current, starting = _replicas(ctx)
-            return draft_replicas(loads, scaling_board.read(ctx.app_name), current, starting, self._goals)
+            targets = scaling_board.read(ctx.app_name)
+            decision = draft_replicas(loads, targets, current, starting, self._goals, self._memory, ctx.current_time)
+            self._memory = decision.memory
+            return decision
 
         return _answer(ctx, decide)
 

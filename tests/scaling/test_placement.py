@@ -6,6 +6,7 @@ import pytest
 
 from cluster.config import DeploymentConfig
 from cluster.placement import Node, bundles, group_options, obstacle
+from deployments.explain import status_rows
 
 GPU_NODE = Node({"CPU": 16, "GPU": 4}, {"CPU": 16, "GPU": 4}, {"tier": "target"})
 CPU_NODE = Node({"CPU": 8}, {"CPU": 8}, {"tier": "draft"})
@@ -58,3 +59,24 @@ def test_ranks_are_packed_and_labels_hold_for_each_of_them() -> None:
 )
 def test_an_operator_is_told_what_is_lacking(group, labels, nodes, why) -> None:
     assert obstacle(group, labels, nodes) == why
+
+
+def test_status_names_what_is_in_the_way() -> None:
+    status = {
+        "target": {
+            "replicas": {"t.0": {"sequences": 3, "draining": True}},
+            "serve": {
+                "states": {"RUNNING": 2, "STARTING": 1},
+                "status": "UPSCALING",
+                "obstacle": "no node is large enough: needs GPU 8, there is 4",
+            },
+        },
+        "draft": {"serve": {"states": {}, "status": "DEPLOY_FAILED", "message": "it broke\nat length"}},
+    }
+    assert status_rows(status) == [
+        ("target", "t.0", "3 sequences, to go when they have ended"),
+        ("target", "-", "1 starting; no node is large enough: needs GPU 8, there is 4"),
+        ("target", "-", "1 running without a model: it starts, or is placed again after a loss (see the log)"),
+        ("draft", "-", "no replica"),
+        ("draft", "-", "DEPLOY_FAILED: it broke"),
+    ]

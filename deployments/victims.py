@@ -1,0 +1,70 @@
+"""The processes of a running application by what they are, for those who test that killing them loses nothing.
+
+Ray knows the actors by name; a process id is asked of the actor itself, while it still answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from deployments.directory import NAMESPACE, actor_prefix
+
+Kind = Literal["target actor", "draft actor", "target replica", "draft replica", "orchestrator", "ingress"]
+KINDS: tuple[Kind, ...] = (
+    "target actor",
+    "draft actor",
+    "target replica",
+    "draft replica",
+    "orchestrator",
+    "ingress",
+)
+_DEPLOYMENTS = {
+    "target replica": "TargetTier",
+    "draft replica": "DraftTier",
+    "orchestrator": "Orchestrator",
+    "ingress": "Ingress",
+}
+ANSWER_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A process of the application, on this machine."""
+
+    kind: Kind
+    name: str
+    pid: int
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal. Raises ProcessLookupError when the process has ended."""
+        os.kill(self.pid, number)
+
+
+async def find(application: str, kind: Kind) -> list[Victim]:
+    """All processes of that kind that answer now, in the order of their names."""
+    import ray
+    from ray.util import list_named_actors
+
+    if kind in ("target actor", "draft actor"):
+        namespace, prefix = NAMESPACE, actor_prefix(application, kind.split()[0])
+    else:
+        namespace, prefix = "serve", f"SERVE_REPLICA::{application}#{_DEPLOYMENTS[kind]}#"
+    actors = await asyncio.to_thread(list_named_actors, all_namespaces=True)
+    names = sorted(a["name"] for a in actors if a["namespace"] == namespace and a["name"].startswith(prefix))
+
+    async def ask(name: str) -> Victim | None:
+        try:
+            actor = await asyncio.to_thread(ray.get_actor, name, namespace)
+            return Victim(kind, name, await asyncio.wait_for(actor.__ray_call__.remote(_process_id), ANSWER_S))
+        except Exception:  # on its way up or down
+            return None
+
+    return [victim for victim in await asyncio.gather(*(ask(name) for name in names)) if victim is not None]
+
+
+def _process_id(actor: Any) -> int:
+    return os.getpid()

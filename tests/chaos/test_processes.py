@@ -1,0 +1,109 @@
+"""Real processes are killed and frozen at random, seeded times under clients that check every token.
+
+The emulated target's tokens are a hash of the prefix, so that what each answer must be is known exactly; the demo
+model's are taken from plain decoding before anything is broken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.messages import GenerationRequest
+from actors.settings import SamplingSettings
+from deployments import faults, trial
+from deployments.checked_load import CheckedLoad, Told, Truth
+from deployments.remote import HttpService
+
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]  # Ray's own warnings are not ours to fix
+FREEZE_S = 4.0
+"""Longer than orchestrators wait for a pulse, shorter than it takes until a replica replaces its actor: the process
+goes on as one that was given up, and its late verdicts are ignored."""
+
+
+async def under_faults(
+    url: str, name: str, streams: int, rounds: int, seed: int, make: Any = trial.request, truth: Truth = trial.truth
+) -> Told:
+    """Strike while clients ask and check, then see that everything was given back and the application still works."""
+    service = HttpService(url)
+    load = CheckedLoad(service, make, truth, streams)
+    plan = faults.schedule(seed, rounds)
+    struck = await faults.strike_all(name, plan, seed, FREEZE_S, print)
+    told = await load.stop()
+    for one in struck:
+        print(f"{one.fault}: longest pause of a stream {told.longest_gap(one.at, one.at + 10):.2f} s")
+    print(f"{told.answers} answers, {told.tokens} tokens, {len(told.broken)} connections broken by ingress kills")
+    await trial.at_rest(name)
+    assert await trial.held(service) == 0
+    after = CheckedLoad(service, lambda number: make(number + 10**6), truth, 4)
+    assert (await after.stop()).lost == []
+    await service.close()
+    return told
+
+
+def check(told: Told, streams: int) -> None:
+    assert told.lost == []
+    assert told.changed == []
+    assert told.answers >= streams
+
+
+@pytest.fixture
+def chaos_url(ray_port: int, request: pytest.FixtureRequest) -> Iterator[str]:
+    from deployments.local import application
+
+    with application(trial.config("chaos", ray_port, streams=request.param)) as url:
+        yield url
+
+
+@pytest.mark.parametrize("chaos_url", [20], indirect=True)
+def test_every_kind_of_process_once(chaos_url: str) -> None:
+    """20 streams, every process of the application killed, and all but the ingress frozen, once."""
+    check(asyncio.run(under_faults(chaos_url, "chaos", streams=20, rounds=1, seed=1)), 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chaos_url", [200], indirect=True)
+def test_two_hundred_streams(chaos_url: str) -> None:
+    """200 streams, three rounds of every fault at random times."""
+    check(asyncio.run(under_faults(chaos_url, "chaos", streams=200, rounds=3, seed=2)), 200)
+
+
+@pytest.mark.slow
+@pytest.mark.demo
+def test_sixteen_streams_on_the_demo_model(ray_port: int) -> None:
+    """The demo pair, two replicas of each; what must be said is what plain decoding said before."""
+    import deployments
+    from cluster.config import load_config
+    from deployments.local import application
+
+    raw = load_config(Path(deployments.__file__).with_name("demo.yaml")).model_dump(mode="json")
+    base = trial.config("demo-chaos", ray_port, 16).model_dump(mode="json")
+    for tier in ("target", "draft"):
+        raw[tier] |= {"replicas": 2, "health": base[tier]["health"]}
+        raw[tier]["resources"] |= {"cores": None, "threads": 1}
+    raw |= {name: base[name] for name in ("name", "orchestrator", "ingress")}
+    raw["orchestrator"]["settings"]["stall_timeout_s"] = 5.0  # passes of eight rows take a while on a shared core
+
+    def make(number: int) -> GenerationRequest:
+        number %= 16
+        sampling = SamplingSettings(temperature=0.8 * (number % 2), max_tokens=48, seed=number)
+        return GenerationRequest(f"d{next(numbers)}", sampling, text=f"Story number {number}: once upon a time")
+
+    numbers = iter(range(10**9))
+
+    async def run(url: str) -> Told:
+        service = HttpService(url)
+        answers: dict[str | None, tuple[int, ...]] = {}
+        for number in range(16):
+            asked = make(number)
+            plain = GenerationRequest(asked.id, asked.sampling.model_copy(update={"speculation": False}), asked.text)
+            answers[asked.text] = tuple([t async for delta in service.generate(plain) for t in delta.tokens])
+        await service.close()
+        return await under_faults(url, "demo-chaos", 16, 1, 3, make, lambda request: answers[request.text])
+
+    with application(load_config(raw)) as url:
+        check(asyncio.run(run(url)), 16)
