@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 VLLM   ?= .venv-vllm
 
-.PHONY: help test slow lint types demo bench bench-draft bench-algorithms bench-memory proof proof-model test-observability \
+.PHONY: help test slow lint types demo bench bench-draft bench-algorithms bench-memory chaos proof proof-model test-observability \
 	test-crds venv-vllm test-vllm clean
 
 help:  ## this list
@@ -47,6 +47,9 @@ bench-algorithms: $(STAMP)  ## cost of the acceptance rules and the noise
 
 bench-memory: $(STAMP)  ## resident memory before and after 500 requests
 	$(BIN)/python -m benchmarks.memory $(ARGS)
+
+chaos: $(STAMP)  ## processes killed and frozen under 200 streams
+	$(BIN)/pytest tests/chaos -m 'slow or not slow' -s --timeout 1200
 
 proof: $(STAMP)  ## every claim of exactness, with its figure and p-value
 	$(BIN)/python -m benchmarks.proof $(ARGS)

@@ -355,10 +355,11 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
         if self._exchange is not None:
             self._exchange.close()
 
-    async def pulse(self, link: str) -> Pulse:
-        """Keepalive of a link. A pass is progress, also where it says nothing (part of a long prompt)."""
-        pulse = await super().pulse(link)
-        return Pulse(pulse.busy, pulse.progress + self._desk.passes)
+    def _pulse(self) -> Pulse:
+        """A pass is progress, also where it says nothing (part of a long prompt)."""
+        pulse = super()._pulse()
+        passes = self._desk.passes if self._built.is_set() else 0
+        return Pulse(pulse.busy, pulse.progress + passes, pulse.draining)
 
     async def ping(self, stuck_after_s: float = 60.0) -> str:
         """Health: raises EngineError when vLLM died, or has work and ended no pass for that long."""
@@ -383,6 +384,9 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
 
     def _busy(self) -> bool:
         return bool(self._sequences or self._refusals)
+
+    def _holding(self) -> bool:
+        return bool(self._sequences)
 
 
 def _finish(reason: str | None) -> FinishReason | None:

@@ -57,6 +57,8 @@ class DraftGoals(Settings):
     slack: Annotated[float, Field(ge=0, lt=1)] = 0.3
     """A draft is only given up if the rest would still be this much further below it."""
     growth: Annotated[float, Field(gt=1, le=10)] = 2.0
+    per_target: Annotated[float, Field(gt=0, le=64)] | None = None
+    """Drafts for each target to begin with, as `outrider plan` advises; None: one draft, and the rest is found out."""
 
 
 SETTLE_S = 45.0
@@ -199,7 +201,8 @@ def draft_replicas(
     if per_target >= memory.declined_at * (1 - goals.margin):
         return Decision(0, "speculation did not pay at this load", memory)
     if current + starting == 0:
-        return Decision(1, "sequences run without a draft", memory)
+        first = math.ceil((goals.per_target or 0.0) * len(targets) - 1e-9)
+        return Decision(max(1, first), "sequences run without a draft", memory)
     if not loads:
         return Decision(current + starting, "no replica has reported yet", memory)
     slots = sum(load.slots for load in loads) / len(loads)

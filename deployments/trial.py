@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from actors.engines.emulated_language import expected_tokens
@@ -20,6 +20,7 @@ from deployments.service import Service
 
 LANGUAGE = TargetSpec().language
 TOKENS = 40
+POLL_S = 0.1
 
 
 def config(name: str, port: int, streams: int, **changes: Any) -> DeploymentConfig:
@@ -78,6 +79,16 @@ def truth(request: GenerationRequest) -> Sequence[int]:
     assert request.tokens is not None  # made by `request`
     seed = None if sampling.greedy else sampling.seed
     return expected_tokens(request.tokens, sampling.max_tokens, seed, LANGUAGE, sampling)
+
+
+async def until(condition: Callable[[], bool | Awaitable[bool]], limit_s: float = 90.0) -> None:
+    """Wait for a state of other processes, which offers no event. Raises TimeoutError."""
+    async with asyncio.timeout(limit_s):
+        while True:
+            found = condition()
+            if found if isinstance(found, bool) else await found:
+                return
+            await asyncio.sleep(POLL_S)
 
 
 async def held(service: Service) -> int:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from cluster.autoscaling import (
     DraftGoals,
     DraftLoad,
+    Memory,
     Pace,
     TargetGoals,
     TargetLoad,
@@ -73,6 +74,8 @@ def test_drafts_come_back_from_zero() -> None:
     assert draft_replicas([], targets, 0, 0, DRAFT).replicas == 1
     assert draft_replicas([], targets, 0, 1, DRAFT).replicas == 1
     assert draft_replicas([], [TargetLoad()], 0, 0, DRAFT).replicas == 0
+    # As many as `outrider plan` advised: half a draft for each of three targets is two.
+    assert draft_replicas([], targets * 3, 0, 0, DraftGoals(per_target=0.5)).replicas == 2
 
 
 @given(
@@ -135,3 +138,39 @@ def test_no_flapping_under_noisy_load_with_cold_starts() -> None:
     settled = sizes[200:]
     assert max(settled) - min(settled) <= 1
     assert sum(a != b for a, b in itertools.pairwise(settled)) <= 2
+
+
+def draft_history(history: list[tuple[float, int, float, float]]) -> list[int]:
+    """Answers to (time, drafts, sequences on one target, starved share), with one memory throughout."""
+    memory, answers = Memory(), []
+    for now, current, running, starved in history:
+        targets = [TargetLoad(running=running, slots=64, starved=starved)]
+        decision = draft_replicas([DraftLoad(1, 64)] * current, targets, current, 0, DRAFT, memory, now)
+        memory = decision.memory
+        answers.append(decision.replicas)
+    return answers
+
+
+def test_a_draft_tier_remembers_at_which_load_it_starved() -> None:
+    # 20 sequences starve two drafts (10 each): a third is asked for. It serves well; fewer is not tried again, since
+    # below 9 each (10 % margin) 20 need 2.2, and with 30 % to spare 3.2. At 12 sequences 1.3, with slack 1.9: two do.
+    assert draft_history([(0, 2, 20, 0.4), (100, 3, 20, 0.0), (200, 3, 20, 0.0), (300, 3, 12, 0.0)]) == [3, 3, 3, 2]
+    # After an hour it may be otherwise: one less is tried.
+    assert draft_history([(0, 2, 20, 0.4), (100, 3, 20, 0.0), (3700, 3, 20, 0.0)]) == [3, 3, 2]
+
+
+def test_what_is_reported_about_the_size_before_asks_for_nothing() -> None:
+    # Just grown to 3, the half minute's mean still says 40 % starved: not for 45 s; then 3 * 1.4 = 4.2 are wanted.
+    assert draft_history([(0, 2, 20, 0.4), (10, 3, 20, 0.4), (30, 3, 20, 0.4), (70, 3, 20, 0.4)]) == [3, 3, 3, 5]
+
+
+def test_drafts_stay_away_from_a_load_at_which_they_did_not_pay() -> None:
+    def targets(running: float, declined: float) -> list[TargetLoad]:
+        return [TargetLoad(running=running, slots=64, declined=declined)]
+
+    first = draft_replicas([DraftLoad(8, 64)], targets(40, 0.95), 1, 0, DRAFT, Memory(), 0.0)
+    assert first.replicas == 0
+    # Gone, they cannot be turned down any more; at the same load they are still not asked for, at half of it they are.
+    assert draft_replicas([], targets(40, 0.0), 0, 0, DRAFT, first.memory, 200.0).replicas == 0
+    assert draft_replicas([], targets(20, 0.0), 0, 0, DRAFT, first.memory, 200.0).replicas == 1
+    assert draft_replicas([], targets(40, 0.0), 0, 0, DRAFT, first.memory, 3700.0).replicas == 1
