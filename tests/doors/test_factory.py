@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from actors.engines.protocol import ModelCard
 from actors.errors import ConfigError, ModelMismatchError
-from actors.orchestrator import mismatch
+from actors.placing import mismatch
 from actors.words import WordCodec
 from cluster.config import DeploymentConfig, load_config
 from cluster.factory import draft_model, pin, prepare, text_facts
