@@ -90,22 +90,33 @@ def figures(run: Run) -> Figures:
         "draft_rows_per_step": sum(note.rows for note in steps) / len(steps) if steps else float("nan"),
         "errors": sum(answer.error is not None for answer in run.answers),
     }
-    found["steady_tokens_per_s"] = steady_pace(run.answers)
+    found |= steady(run)
     found |= lost_time(run.targets, wall)
     found |= hops(run)
     found |= messages(run, len(passes))
     return found
 
 
-def steady_pace(answers: Sequence[Answer]) -> float:
-    """Tokens per second while every request was being answered: from the last first token to the first last one."""
-    begun = [answer for answer in answers if answer.arrivals]
+def steady(run: Run) -> Figures:
+    """While every request was being answered, from the last first token to the first last one: tokens per second,
+    tokens in a target pass, nodes in a draft step, and tokens that a pass commits per sequence."""
+    begun = [answer for answer in run.answers if answer.arrivals]
     start = max(answer.arrivals[0][0] for answer in begun)
     end = min(answer.arrivals[-1][0] for answer in begun)
-    if end <= start:
-        return float("nan")
     tokens = sum(count for answer in begun for at, count in answer.arrivals if start < at <= end)
-    return tokens / (end - start)
+    passes = [p for replica in run.targets for p in replica.passes if start < p.started and p.ended <= end]
+    steps = [s for replica in run.drafts for s in replica.steps if start < s.started and s.ended <= end]
+    return {
+        "steady_tokens_per_s": tokens / (end - start) if end > start else float("nan"),
+        "steady_tokens_in_pass": _mean(note.tokens for note in passes),
+        "steady_acceptance_length": sum(p.committed for p in passes) / max(sum(p.rows for p in passes), 1),
+        "steady_rows_per_step": _mean(note.rows for note in steps),
+    }
+
+
+def _mean(values: Iterable[float]) -> float:
+    held = list(values)
+    return statistics.fmean(held) if held else float("nan")
 
 
 def inter_token(answer: Answer) -> list[float]:

@@ -99,7 +99,7 @@ async def one_sequence(
     return sections, shown
 
 
-async def many(lab: Lab, *, sequences: int = 64, pairs: int = 2, tokens: int = 96) -> tuple[list[Section], Run]:
+async def many(lab: Lab, *, sequences: int = 64, pairs: int = 2, tokens: int = 192) -> tuple[list[Section], Run]:
     """Goal 2: many sequences on several pairs, against one sequence at the same pass and step cost."""
     slow = slow_motion(2 * pairs)
     each = sequences // pairs
@@ -109,12 +109,12 @@ async def many(lab: Lab, *, sequences: int = 64, pairs: int = 2, tokens: int = 9
     config = emulated(costs, draft, targets=pairs, drafts=pairs, slots=each, tree=tree)
     crowd = await lab.measure("many", config, Load(sequences, tokens, vary=0.2))
     typical = summarise(crowd.repeats)
-    pass_ms = costs["pass_ms"] + costs["token_ms"] * typical["tokens_in_pass"].median
-    rows = typical["draft_rows_per_step"].median
+    pass_ms = costs["pass_ms"] + costs["token_ms"] * typical["steady_tokens_in_pass"].median
+    rows = typical["steady_rows_per_step"].median
     step_ms = draft["step_ms"] + draft["row_ms"] * rows
     alone_tree = tree.model_copy(update={"width": max(1, round(rows / each))})
     alone_config = emulated({"pass_ms": pass_ms}, _draft(step_ms, 0.8, 0.0), tree=alone_tree)
-    alone = await lab.measure("alone at that cost", alone_config, Load(1, 4 * tokens))
+    alone = await lab.measure("alone at that cost", alone_config, Load(1, 2 * tokens))
     section = Section(
         f"{sequences} sequences on {pairs} targets and {pairs} drafts",
         {

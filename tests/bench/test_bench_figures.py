@@ -17,7 +17,7 @@ from deployments.bench_figures import (
     in_turn_speedup,
     inter_token,
     percentile,
-    steady_pace,
+    steady,
     summarise,
 )
 from deployments.bench_report import Goal, Row, Section, plot, provenance, to_json
@@ -103,6 +103,14 @@ def test_figures_of_a_run() -> None:
     assert found["draft_rows_per_step"] == pytest.approx(3)
 
 
+def test_steady_figures_leave_out_start_and_end() -> None:
+    """Between the first answer's token at 10.021 and its last at 10.071 lie the second pass and the third."""
+    found = figures(a_run())
+    assert found["steady_tokens_per_s"] == pytest.approx(8 / 0.050)
+    assert found["steady_tokens_in_pass"] == pytest.approx((5 + 4) / 2)
+    assert found["steady_acceptance_length"] == pytest.approx(8 / 2)
+
+
 def test_lost_time_is_split_without_rest() -> None:
     found = figures(a_run())
     # Of 81 ms: 60 in passes, 6 held, between passes 2 + (8 - 6); the rest is before the first and after the last.
@@ -142,7 +150,8 @@ def test_the_steady_pace_leaves_out_start_and_end() -> None:
     early = Answer("a", (), 0, 0.0, [(1.0, 1), (2.0, 1), (3.0, 1)])
     late = Answer("b", (), 0, 0.0, [(1.5, 1), (2.5, 1), (9.0, 1)])
     # All were being answered from 1.5 to 3.0; then came the tokens at 2.0, 2.5 and 3.0.
-    assert steady_pace([early, late]) == pytest.approx(3 / 1.5)
+    found = steady(Run([early, late], [], [], 0))
+    assert found["steady_tokens_per_s"] == pytest.approx(3 / 1.5)
 
 
 def test_percentiles_and_summaries() -> None:
