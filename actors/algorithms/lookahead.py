@@ -131,7 +131,8 @@ class LookaheadController:
         """A pass of `rows` sequences took `seconds`, over `tokens` tokens and `prompt_tokens` ones of prompts."""
         if tokens + prompt_tokens > 0 and seconds > 0:
             self.cost.observe(tokens, seconds, prompt_tokens)
-            alike = 0.75 < tokens / (self._usual_tokens or tokens) < 1.33
+            usual = self._usual_tokens or tokens  # 0 until a pass was over more than a part of a prompt
+            alike = usual > 0 and 0.75 < tokens / usual < 1.33
             self._alike = self._alike + 1 if alike else 0
             self._usual_tokens += 0.2 * (tokens - self._usual_tokens) if self._usual_tokens else tokens
             self._waiting.end_pass(rows, self._accepted, self._tried, seconds)

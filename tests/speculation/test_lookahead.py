@@ -228,3 +228,10 @@ def test_nothing_to_plan():
     assert controller.plan({}, 100) == {}
     assert controller.plan({"a": ()}, 1) == {"a": 0}
     controller.forget("a")
+
+
+def test_a_first_pass_may_be_over_a_part_of_a_prompt_alone():
+    controller = LookaheadController(LookaheadSettings())
+    controller.observe_pass(0, 1, 0.01, prompt_tokens=256)
+    controller.observe_pass(4, 4, 0.01)
+    assert controller.cost(4) > 0
