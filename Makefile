@@ -58,7 +58,7 @@ proof-model: $(STAMP)  ## speculation on against off: 1,000 prompts on a real mo
 	$(BIN)/python -m benchmarks.proof_model $(ARGS)
 
 test-observability: $(STAMP)  ## dashboards, alerts and traces of a running application against a real Prometheus
-	@command -v prometheus promtool >/dev/null || { echo "Prometheus is missing: apt-get install prometheus" >&2; exit 2; }
+	@command -v prometheus >/dev/null || { echo "Prometheus is missing: apt-get install prometheus" >&2; exit 2; }
 	$(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,grafana,traces]'
 	$(BIN)/pytest -m observability
 

@@ -24,6 +24,7 @@ from deployments.keys import KeyRing
 from deployments.meter import MeterMiddleware
 from deployments.orchestration import OwnService, RemoteService
 from deployments.service import Served, Service
+from deployments.traced import traced
 
 
 @serve.ingress()
@@ -50,7 +51,8 @@ class IngressReplica:
             service = self._own = await OwnService.start(self._config, facts, context.app_name, replica)
         else:
             silence = self._config.orchestrator.settings.stall_timeout_s
-            service = RemoteService(self._handle, tracer_for(self._config.tracing, "ingress", replica), silence)
+            service = RemoteService(self._handle, silence)
+        service = traced(service, tracer_for(self._config.tracing, "ingress", replica))
         app = http_app(service, facts.codec, served, limits, gate, stamp_ids=False)
         common = {
             "application": context.app_name,

@@ -12,7 +12,6 @@ from actors.admission import Admission
 from actors.errors import EngineError, OutriderError, UnavailableError
 from actors.messages import Delta, GenerationRequest
 from actors.orchestrator import Orchestrator
-from actors.tracing import NO_TRACES, Tracer
 from cluster import factory
 from cluster.config import DeploymentConfig
 from cluster.factory import TextFacts
@@ -110,24 +109,13 @@ class RemoteService:
     An answer whose orchestrator dies, or stands still, goes on at another one, from the tokens that were delivered.
     """
 
-    def __init__(self, handle: Any, tracer: Tracer = NO_TRACES, silence_s: float = SILENCE_S) -> None:
+    def __init__(self, handle: Any, silence_s: float = SILENCE_S) -> None:
         self._handle = handle
         self._silence = silence_s
-        self._tracer = tracer
         self._generate = handle.options(stream=True).generate  # one handle for all requests: each costs a long-poll
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta]:
         """Deltas of one answer. Raises the errors of actors/errors.py."""
-        self._tracer.begin(request.id)
-        try:
-            # Closed with this generator, and not some time later: that is what cancels the request.
-            async with aclosing(self._deltas(request)) as deltas:
-                async for delta in deltas:
-                    yield delta
-        finally:
-            self._tracer.end(request.id)
-
-    async def _deltas(self, request: GenerationRequest) -> AsyncGenerator[Delta]:
         from ray.exceptions import RayActorError
 
         delivered = list(request.committed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from actors.engines.emulated import EmulatedDraft, EmulatedTarget
 from actors.engines.emulated_presets import DraftSpec, TargetSpec
 from actors.errors import ConfigError
 from actors.links import LocalPeer
-from actors.messages import GenerationRequest
+from actors.messages import Delta, GenerationRequest
 from actors.orchestrator import Orchestrator
 from actors.settings import DraftSettings, OrchestratorSettings, SamplingSettings, TargetSettings
 from actors.target import TargetActor
@@ -30,6 +30,7 @@ from actors.words import WordCodec
 from cluster import traces
 from cluster.config import Tracing
 from cluster.traces import OtelTracer, span_id, trace_id, tracer_for
+from deployments.traced import traced
 
 ON = Tracing(endpoint="http://collector:4318/v1/traces")
 
@@ -163,6 +164,44 @@ def test_a_collector_that_fails_costs_nothing(caplog: Any) -> None:
 
 def test_off_by_default() -> None:
     assert tracer_for(Tracing(), "target", "t") is NO_TRACES
+    service = Reciting()
+    assert traced(service, NO_TRACES) is service
+
+
+class Reciting:
+    """A service that answers with one delta a token, and notes when it is closed."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+        try:
+            for token in request.tokens or ():
+                yield Delta((token,))
+        finally:
+            self.closed = True
+
+    async def status(self) -> dict[str, object]:
+        return {}
+
+    async def ready(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("deltas", [1, 3])
+async def test_the_door_has_a_span_of_its_own(spans: InMemorySpanExporter, deltas: int) -> None:
+    """It ends with the answer, and with the client who leaves in the middle; the service is closed by then."""
+    inner = Reciting()
+    service = traced(inner, OtelTracer(ON, "ingress", "i0", SimpleSpanProcessor(spans)))
+    stream = service.generate(request("r3", 3))
+    for _ in range(deltas):
+        await anext(stream)
+        assert not spans.get_finished_spans()
+    await stream.aclose()  # type: ignore[attr-defined]
+    (span,) = spans.get_finished_spans()
+    assert inner.closed
+    assert span.parent is None
+    assert span.context.span_id == span_id("ingress", "r3", "any")
 
 
 def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
