@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
+import re
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from built import K8S
+from built import K8S, kustomize
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -208,6 +211,26 @@ class TestCommand:
         assert apply_patch(TEMPLATE, patch) == manifests.rayservice(load_config(config), TEMPLATE)
         (resource,) = yaml.safe_load((overlay / "kustomization.yaml").read_text())["resources"]
         assert (overlay / resource / "rayservice.yaml").resolve() == (K8S / "base" / "rayservice.yaml").resolve()
+
+    def test_the_runbook_s_overlay_builds(self, tmp_path: Path) -> None:
+        """Step 5 as it is written there: a copy of the gpu overlay, with the runbook's lines for kustomization.yaml."""
+        mine = tmp_path / "k8s" / "overlays" / "mine"
+        shutil.copytree(K8S, tmp_path / "k8s")
+        shutil.copytree(K8S / "overlays" / "gpu", mine)
+        result = self.run(str(mine / "config.yaml"), "--overlay", str(mine), "--base", str(tmp_path / "k8s" / "base"))
+        assert result.exit_code == 0, result.output
+        runbook = (K8S / "README.md").read_text()
+        (lines,) = re.findall(r"In `kustomization.yaml`:\n\n```yaml\n(.*?)```", runbook, re.DOTALL)
+        changes = yaml.safe_load(lines)
+        kustomization = yaml.safe_load((mine / "kustomization.yaml").read_text())
+        kustomization["images"] = changes["images"]
+        kustomization["patches"] += changes["patches"]
+        (mine / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+        documents = {(d["kind"], d["metadata"]["name"]): d for d in kustomize(mine)}
+        assert documents["PersistentVolumeClaim", "outrider-models"]["spec"]["storageClassName"] == "YOUR-CLASS"
+        cluster = documents["RayService", "outrider"]["spec"]["rayClusterConfig"]
+        for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+            assert group["template"]["spec"]["containers"][0]["image"] == "REGISTRY/outrider:0.1.0-cuda"
 
     def test_a_bad_config_is_said_in_one_line(self, tmp_path: Any) -> None:
         path = tmp_path / "bad.yaml"
