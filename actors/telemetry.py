@@ -80,7 +80,9 @@ DRAFTED = Metric("outrider_drafted_tokens", "counter", "Draft tokens sent by the
 DRAFT_STEPS = Metric("outrider_draft_steps", "counter", "Draft steps")
 BUSY_SECONDS = Metric("outrider_busy_seconds", "counter", "Time the model thread spent in passes or steps")
 GPUS = Metric("outrider_gpus", "gauge", "GPUs the replica holds")
-DESIRED_REPLICAS = Metric("outrider_desired_replicas", "gauge", "Replicas the autoscaling policy asks for")
+DESIRED_REPLICAS = Metric(
+    "outrider_desired_replicas", "gauge", "Replicas the autoscaling policy asks for, within its bounds"
+)
 SCALING_DECISIONS = Metric(
     "outrider_scaling_decisions", "counter", "Changes of the desired replicas", ("direction", "reason")
 )

@@ -66,7 +66,9 @@ def _answer(ctx: Any, decide: Any) -> tuple[int, dict[str, Any]]:
     except Exception as error:  # never raise into the controller
         scaling_board.explain(ctx.app_name, ctx.deployment_name, ctx.target_num_replicas, f"policy failed: {error!r}")
         return ctx.target_num_replicas, {}
-    scaling_board.explain(ctx.app_name, ctx.deployment_name, decision.replicas, decision.reason)
+    # What Serve will make of it: a tier at its maximum is saturated, not short of replicas that were asked for.
+    allowed = max(ctx.capacity_adjusted_min_replicas, min(ctx.capacity_adjusted_max_replicas, decision.replicas))
+    scaling_board.explain(ctx.app_name, ctx.deployment_name, allowed, decision.reason)
     return decision.replicas, {"reason": decision.reason}
 
 
