@@ -23,6 +23,10 @@ def custom_schema(kind: str) -> dict[str, Any]:
     return schema
 
 
+def test_every_overlay_is_tested() -> None:
+    assert {path.name for path in (K8S / "overlays").iterdir()} == set(OVERLAYS)
+
+
 @overlays
 def test_core_resources(overlay: str) -> None:
     core = [document for document in build(overlay) if document["kind"] not in CUSTOM]

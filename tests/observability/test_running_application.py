@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -106,8 +109,9 @@ def kill_one(tier: str) -> None:
 
 @dataclass
 class Observed:
-    """A Prometheus that has seen it all, what the clients were answered, and the spans of their requests."""
+    """A cluster's address, a Prometheus that has seen it all, answers by status, and the spans of the requests."""
 
+    cluster: str
     prometheus: str
     answers: Counter[int]
     spans: list[Any]
@@ -163,7 +167,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
                 folder = tmp_path_factory.mktemp("prometheus")
                 addresses = observe.node_addresses(ray.nodes())
                 with observe.prometheus(folder, addresses, local.free_port(), interval_s=1.0) as prometheus:
-                    yield Observed(prometheus, run(url, prometheus), spans)
+                    yield Observed(ray.get_runtime_context().gcs_address, prometheus, run(url, prometheus), spans)
         finally:
             ray.shutdown()
 
@@ -269,3 +273,22 @@ def test_a_request_is_one_trace_through_all_parts(observed: Observed) -> None:
         assert by_name["target"].parent_span_id == by_name["orchestrator"].span_id
         assert by_name["draft"].parent_span_id == by_name["orchestrator"].span_id
         assert by_name["ingress"].start_time_unix_nano <= by_name["orchestrator"].start_time_unix_nano
+
+
+def test_observe(observed: Observed) -> None:
+    """`outrider observe` starts a Prometheus beside the running application, prints links, and ends with Ctrl-C."""
+    from deployments.local import free_port
+
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    command = [sys.executable, "-W", "ignore", "-m", "deployments.cli", "observe"]
+    with subprocess.Popen(
+        [*command, "--address", observed.cluster, "--port", str(port)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        printed = "".join(iter(process.stdout.readline, "Ctrl-C ends it.\n"))
+        assert f"Prometheus  {url}\n" in printed
+        for model in all_dashboards():
+            assert f"{model['title']}\n  {url}/graph?g0.expr=" in printed
+        assert eventually(lambda: ask(url, 'up{job="outrider"} == 1'), 30)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
