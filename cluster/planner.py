@@ -151,13 +151,23 @@ def break_even(target: TargetSpec, acceptance: float) -> float | None:
     return acceptance * target.pass_ms / (target.token_ms * (1.0 - acceptance))
 
 
+def expected_row(given: PlanInput, rule: Rule, method: Method, lookahead: int) -> PlanRow:
+    """What to expect of one way to run, with a draft for every target; `rule` is one of given.agreements."""
+    if method == "plain":
+        return _plain(given)
+    agreement = given.agreements[rule]
+    if method == "in turn":
+        return _in_turn(given, rule, agreement, lookahead)
+    return _ahead(given, rule, agreement, method, lookahead, 1, 1)
+
+
 def plan(given: PlanInput) -> Plan:
     """Work out the table: closed forms, and simulations of about a second each."""
     rows = [_plain(given)]
     for rule, agreement in given.agreements.items():
-        rows += [_in_turn(given, rule, agreement, k) for k in given.lookaheads]
-        rows += [_ahead(given, rule, agreement, "chain", k, 1, 1) for k in given.lookaheads]
-        trees = [_ahead(given, rule, agreement, "tree", k, 1, 1) for k in given.lookaheads]
+        rows += [expected_row(given, rule, "in turn", k) for k in given.lookaheads]
+        rows += [expected_row(given, rule, "chain", k) for k in given.lookaheads]
+        trees = [expected_row(given, rule, "tree", k) for k in given.lookaheads]
         rows += trees
         lookahead = max(trees, key=lambda row: row.speedup).lookahead
         rows += [

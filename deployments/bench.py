@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Awaitable, Callable, Coroutine
 from enum import StrEnum
@@ -59,6 +60,7 @@ def command(
     from deployments import bench_demo, bench_report, bench_scenarios
     from deployments import trace as timeline
     from deployments.bench_lab import Lab
+    from deployments.local import ray_cluster
 
     console = Console()
     console.width = max(console.width, 130)  # a table that wraps cannot be read
@@ -90,9 +92,10 @@ def command(
             sections += found
         return sections, run
 
-    if not in_process:
-        _start_ray()
-    sections, run = asyncio.run(measure())
+    # Ray runs its workers at low priority; on a machine with other work that is what would be measured.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    with contextlib.nullcontext() if in_process else ray_cluster():
+        sections, run = asyncio.run(measure())
     bench_report.show(sections, console)
     out.mkdir(parents=True, exist_ok=True)
     (out / "bench.json").write_text(bench_report.to_json(sections), encoding="utf-8")
@@ -117,14 +120,6 @@ def _starter(in_process: bool) -> Callable[[RigPlan], Awaitable[Rig]]:
     from deployments.rig import LocalRig, RayRig
 
     return LocalRig.start if in_process else RayRig.start
-
-
-def _start_ray() -> None:
-    import ray
-
-    # Ray runs its workers at low priority; on a machine with other work that is what would be measured.
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    ray.init(num_cpus=os.cpu_count(), include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
 
 
 if __name__ == "__main__":

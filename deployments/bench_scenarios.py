@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from actors.engines.emulated_presets import draft_spec, target_spec
 from actors.settings import DraftSettings, LookaheadSettings, TargetSettings, TreeSettings
 from cluster.config import DeploymentConfig, DraftTier, TargetTier
+from cluster.planner import PlanInput, expected_row
 from deployments.bench_figures import Limits, against_bound, best_in_turn_k, in_turn_speedup, summarise
 from deployments.bench_lab import Lab, Load, Measured
-from deployments.bench_modes import MODES, in_mode
+from deployments.bench_modes import MODES, Mode, in_mode
 from deployments.bench_report import Goal, Row, Section
 from deployments.rig import Run
 
@@ -63,6 +65,7 @@ async def one_sequence(
     limits = Limits(pass_ms / 1e3, step_ms / 1e3, acceptance)
     k = best_in_turn_k(limits, hop_ms / 1e3)
     config = emulated({"pass_ms": pass_ms}, _draft(step_ms, acceptance, spread))
+    expected = _planned(config, hop_ms, k, effort=5 * tokens)
     sections = []
     shown: Run | None = None
     for temperature in (0.0, 1.0):
@@ -91,6 +94,7 @@ async def one_sequence(
             _check(section, measured)
         tree = section.rows[-1]
         section.goals.append(Goal("outcome tree over plain decoding", tree.speedup or 0.0, 3.4))
+        _against_plan(section, expected)
         section.notes.append(_hops(tree))
         share = (tree.speedup or 0.0) / limits.tokens_per_pass
         section.notes.append(f"the tree reaches {share:.0%} of the bound")
@@ -209,6 +213,31 @@ async def saturation(lab: Lab, *, sequences: int = 32, tokens: int = 64) -> tupl
     )
     _check(section, off, on)
     return [section], on.runs[-1]
+
+
+def _planned(config: DeploymentConfig, hop_ms: float, in_turn_k: int, effort: int) -> dict[Mode, float]:
+    """Speed-up of every way of decoding over plain decoding, as `outrider plan` expects it."""
+    draft = draft_spec(config.draft.model, config.draft.engine_kwargs)
+    given = PlanInput(
+        target=target_spec(config.target.model, config.target.engine_kwargs),
+        draft=draft,
+        hop_ms=hop_ms,
+        agreements={"coupled": draft.agreement},
+        tree=config.draft.settings.tree,
+        effort=effort,
+    )
+    k = {mode: in_turn_k if mode == "in turn" else config.target.settings.lookahead.maximum for mode in MODES}
+    return {mode: expected_row(given, "coupled", mode, k[mode]).speedup for mode in MODES}
+
+
+def _against_plan(section: Section, expected: dict[Mode, float]) -> None:
+    """How far what was measured is from what `outrider plan` said, as a share of it."""
+    measured = {row.label: row.speedup or 0.0 for row in section.rows}
+    errors = {mode: measured[mode] / expected[mode] - 1 for mode in MODES}
+    said = ", ".join(f"{mode} {expected[mode]:.2f}x ({errors[mode]:+.1%} measured)" for mode in MODES[1:])
+    section.notes.append(f"outrider plan expects: {said}")
+    worst = max(abs(error) for error in errors.values())
+    section.goals.append(Goal("largest error of outrider plan", worst, 0.1, at_least=False))
 
 
 def _draft(step_ms: float, acceptance: float, spread: float) -> dict[str, Any]:
