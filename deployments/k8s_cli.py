@@ -101,6 +101,9 @@ def push(
     prometheus: Annotated[
         str | None, typer.Option(help="Prometheus as Grafana reaches it: makes or corrects a data source.")
     ] = None,
+    alerts: Annotated[
+        bool, typer.Option("--alerts", help="Also the alert rules, for a Grafana whose Prometheus does not have them.")
+    ] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="Do not check Grafana's certificate.")] = False,
 ) -> None:
     """Put the dashboards into Grafana: a folder, the data source, and what differs. Safe to repeat."""
@@ -109,14 +112,16 @@ def push(
 
     try:
         send = client.connect(url, token, verify=not insecure)
-        done = client.push(send, all_dashboards(), prometheus)
+        done = client.push(send, all_dashboards(), prometheus, alerts)
     except ConfigError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
     except client.GrafanaError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
-    typer.echo(f"folder {'created' if done.folder_created else 'there'}, data source {done.source}")
+    typer.echo(
+        f"folder {'created' if done.folder_created else 'there'}, data source {done.source}, alerts {done.alerts}"
+    )
     typer.echo(f"dashboards: {done.written} written, {done.unchanged} unchanged")
     for path in done.urls:
         typer.echo(f"  {url.rstrip('/')}{path}")

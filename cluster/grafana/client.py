@@ -1,8 +1,8 @@
-"""Puts the dashboards into a Grafana over its HTTP API: folder, data source, dashboards; safe to repeat.
+"""Puts the dashboards into a Grafana over its HTTP API: folder, data source, dashboards, alerts; safe to repeat.
 
 The one place that imports `grafana_api` (package grafana-api, in the extra `grafana`). Its last release is of 2020
 and its wheel leaves a stray top-level package `test` behind, hence the extra of its own and this narrow interface.
-Six requests are all that is used; should the package fail, `httpx` replaces it behind `Transport` in as many lines.
+Eight requests are all that is used; should the package fail, `httpx` replaces it behind `Transport` in as many lines.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from urllib.parse import quote, urlsplit
 
 from actors.errors import ConfigError, OutriderError
+from cluster.grafana.managed import rule_group
 
 FOLDER_UID = "outrider"
 FOLDER_TITLE = "Outrider"
@@ -43,6 +44,7 @@ class Pushed:
     written: int
     unchanged: int
     urls: tuple[str, ...]
+    alerts: str = "left alone"
 
 
 def connect(url: str, token: str, timeout_s: float = 10.0, verify: bool = True) -> Transport:
@@ -85,10 +87,13 @@ def connect(url: str, token: str, timeout_s: float = 10.0, verify: bool = True) 
     return send
 
 
-def push(send: Transport, dashboards: tuple[Model, ...], prometheus_url: str | None = None) -> Pushed:
+def push(
+    send: Transport, dashboards: tuple[Model, ...], prometheus_url: str | None = None, alerts: bool = False
+) -> Pushed:
     """Make the folder if there is none, make or correct the data source, and write the dashboards that differ.
 
     prometheus_url: where Grafana finds Prometheus; None leaves the data sources as they are.
+    alerts: also the alert rules, over the data source that an address has made (now or before).
     """
     created = _ensure_folder(send)
     source = _ensure_source(send, prometheus_url) if prometheus_url is not None else "left alone"
@@ -101,7 +106,8 @@ def push(send: Transport, dashboards: tuple[Model, ...], prometheus_url: str | N
         body = {"dashboard": {**model, "id": None}, "folderUid": FOLDER_UID, "overwrite": True}
         urls.append(send("POST", "/dashboards/db", body)["url"])
         written += 1
-    return Pushed(created, source, written, len(dashboards) - written, tuple(urls))
+    ruled = _ensure_alerts(send) if alerts else "left alone"
+    return Pushed(created, source, written, len(dashboards) - written, tuple(urls), ruled)
 
 
 def _ensure_folder(send: Transport) -> bool:
@@ -124,6 +130,33 @@ def _ensure_source(send: Transport, url: str) -> str:
         return "unchanged"
     send("PUT", f"/datasources/uid/{quote(SOURCE_UID)}", {**present, **wanted})
     return "updated"
+
+
+def _ensure_alerts(send: Transport) -> str:
+    send("GET", f"/datasources/uid/{quote(SOURCE_UID)}")  # rules over a source that is not there would fire in vain
+    wanted = rule_group(FOLDER_UID, SOURCE_UID)
+    path = f"/v1/provisioning/folder/{FOLDER_UID}/rule-groups/{wanted['title']}"
+    try:
+        present = send("GET", path)
+    except MissingError:
+        present = None
+    if present is not None and _covers(present, wanted):
+        return "unchanged"
+    send("PUT", path, wanted)
+    return "created" if present is None else "updated"
+
+
+def _covers(present: Any, wanted: Any) -> bool:
+    """Is all that is wanted there? Grafana adds ids, times and defaults of its own to what it is given."""
+    if isinstance(wanted, dict):
+        return isinstance(present, dict) and all(_covers(present.get(key), value) for key, value in wanted.items())
+    if isinstance(wanted, list):
+        return (
+            isinstance(present, list)
+            and len(present) == len(wanted)
+            and all(_covers(have, want) for have, want in zip(present, wanted, strict=True))
+        )
+    return bool(present == wanted)
 
 
 def _present(send: Transport, uid: str) -> Model | None:

@@ -1,13 +1,15 @@
 """Grafana's HTTP API as its documentation records it, for the requests that provisioning makes; over real HTTP.
 
-From the pages "Folder/Dashboard/Data source HTTP API": paths, bodies, status codes and messages. It refuses what
-Grafana refuses (token, unknown folder, name taken, version behind), so that a push that passes here asks rightly.
+From the pages "Folder/Dashboard/Data source/Alerting provisioning HTTP API": paths, bodies, status codes and messages.
+It refuses what Grafana refuses (token, unknown folder, name taken, version behind), so that a push that passes here
+asks rightly.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,6 +27,7 @@ class Grafana:
         self.folders: dict[str, dict[str, Any]] = {}
         self.sources: dict[str, dict[str, Any]] = {}
         self.dashboards: dict[str, dict[str, Any]] = {}
+        self.groups: dict[str, dict[str, Any]] = {}
         self.requests: list[str] = []
         self.broken = False
 
@@ -54,6 +57,10 @@ class Grafana:
                 answer = self._found(self.dashboards, uid, "Dashboard not found")
             case "POST", ["dashboards", "db"]:
                 answer = self._save_dashboard(body)
+            case "GET", ["v1", "provisioning", "folder", folder, "rule-groups", name]:
+                answer = self._found(self.groups, f"{folder}/{name}", "")
+            case "PUT", ["v1", "provisioning", "folder", folder, "rule-groups", name]:
+                answer = self._save_rules(folder, name, body)
         return answer
 
     def _found(self, things: dict[str, dict[str, Any]], uid: str, otherwise: str) -> Answer:
@@ -87,6 +94,30 @@ class Grafana:
             return 403, {"message": "Cannot update read-only data source"}
         self.sources[uid] = {**self.sources[uid], **body, "version": self.sources[uid]["version"] + 1}
         return 200, {"datasource": self.sources[uid], "message": "Datasource updated", "name": body["name"]}
+
+    def _save_rules(self, folder: str, name: str, body: Any) -> Answer:
+        """Rules are checked one by one, and kept with what Grafana adds to them."""
+        if folder not in self.folders:
+            return 400, {"message": "folder does not exist"}
+        kept = []
+        for rule in body["rules"]:
+            if not {"title", "condition", "data", "for", "noDataState", "execErrState"} <= set(rule):
+                return 400, {"message": "invalid alert rule"}
+            if rule["condition"] not in [query["refId"] for query in rule["data"]]:
+                return 400, {"message": f"condition {rule['condition']} does not exist"}
+            for query in rule["data"]:
+                if query["datasourceUid"] not in {*self.sources, "__expr__"}:
+                    return 400, {"message": "data source not found"}
+            if len(rule["uid"]) > 40 or not re.fullmatch(r"(\d+[smhd])+", rule["for"]):
+                return 400, {"message": "invalid alert rule"}
+            data = [
+                {**query, "queryType": "", "model": {"intervalMs": 1000, "maxDataPoints": 43200, **query["model"]}}
+                for query in rule["data"]
+            ]
+            more = {"id": len(kept) + 1, "orgID": 1, "updated": "2026-01-01T00:00:00Z", "provenance": "api"}
+            kept.append({**rule, **more, "data": data, "isPaused": False})
+        self.groups[f"{folder}/{name}"] = {**body, "rules": kept}
+        return 200, self.groups[f"{folder}/{name}"]
 
     def _save_dashboard(self, body: Any) -> Answer:
         model = body["dashboard"]

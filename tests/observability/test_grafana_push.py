@@ -15,8 +15,10 @@ from typer.testing import CliRunner
 
 from actors.errors import ConfigError
 from cluster.grafana import client
+from cluster.grafana.alerts import alerts
 from cluster.grafana.client import GrafanaError, MissingError, Transport, push
 from cluster.grafana.dashboards import all_dashboards
+from cluster.grafana.managed import rule_group
 from deployments import k8s_cli
 
 needs_package = pytest.mark.observability
@@ -96,6 +98,40 @@ def test_data_sources_are_left_alone_unless_asked_for(grafana: tuple[Grafana, st
     assert fake.sources == {}
 
 
+def test_alerts_are_pushed_where_asked_for(grafana: tuple[Grafana, str], connect: Any) -> None:
+    """Once made, then left as they are, and put right when somebody has changed one."""
+    fake, url = grafana
+    assert push(connect(url, TOKEN), all_dashboards(), PROMETHEUS).alerts == "left alone"
+    assert fake.groups == {}
+    assert push(connect(url, TOKEN), all_dashboards(), alerts=True).alerts == "created"
+    kept = fake.groups["outrider/outrider"]["rules"]
+    assert [rule["title"] for rule in kept] == [alert.name for alert in alerts()]
+    assert push(connect(url, TOKEN), all_dashboards(), alerts=True).alerts == "unchanged"
+    kept[0]["data"][0]["model"]["expr"] = "vector(0)"
+    assert push(connect(url, TOKEN), all_dashboards(), alerts=True).alerts == "updated"
+    assert fake.groups["outrider/outrider"]["rules"][0]["data"][0]["model"]["expr"] == alerts()[0].expression
+
+
+def test_alerts_need_a_data_source(grafana: tuple[Grafana, str], connect: Any) -> None:
+    fake, url = grafana
+    with pytest.raises(MissingError, match="datasources"):
+        push(connect(url, TOKEN), all_dashboards(), alerts=True)
+    assert fake.groups == {}
+
+
+def test_grafana_s_rules_say_what_prometheus_rules_say() -> None:
+    """Expression, hold, labels and texts; the value has another name there, and fires whatever it is."""
+    for rule, alert in zip(rule_group("f", "s")["rules"], alerts(), strict=True):
+        query, condition = rule["data"]
+        assert (query["datasourceUid"], query["model"]["expr"]) == ("s", alert.expression)
+        assert (rule["condition"], condition["model"]["expression"]) == (condition["refId"], "is_number($A)")
+        assert (rule["for"], rule["labels"]) == (alert.hold, {"severity": alert.severity})
+        assert len(rule["uid"]) <= 40
+        text = rule["annotations"]["summary"]
+        assert text.replace("$values.A.Value", "$value") == alert.summary
+        assert "$value " not in text
+
+
 def test_a_wrong_token_is_said(grafana: tuple[Grafana, str], connect: Any) -> None:
     fake, url = grafana
     with pytest.raises(GrafanaError, match="GET /folders/outrider"):
@@ -123,7 +159,7 @@ def test_unusable_arguments(url: str, token: str) -> None:
 
 
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "grafana_api", None)
+    monkeypatch.setitem(sys.modules, "grafana_api.grafana_api", None)
     with pytest.raises(ConfigError, match=r"outrider\[grafana\]"):
         client.connect("http://grafana:3000", TOKEN)
 
@@ -132,9 +168,10 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.Mo
 def test_command(grafana: tuple[Grafana, str]) -> None:
     _, url = grafana
     environment = {"GRAFANA_URL": url, "GRAFANA_TOKEN": TOKEN}
-    result = CliRunner().invoke(k8s_cli.grafana, ["push", "--prometheus", PROMETHEUS], env=environment)
+    result = CliRunner().invoke(k8s_cli.grafana, ["push", "--alerts", "--prometheus", PROMETHEUS], env=environment)
     assert result.exit_code == 0, result.output
     assert "4 written, 0 unchanged" in result.output
+    assert "alerts created" in result.output
     assert TOKEN not in result.output
     refused = CliRunner().invoke(k8s_cli.grafana, ["push", "--url", url, "--token", "wrong"])
     assert refused.exit_code == 1
