@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 RIDGE = 1e-4
 """Passes whose sizes spread by less than a hundredth of their mean tell nothing about the cost of a token."""
 
@@ -13,7 +15,8 @@ class PassCost:
     the short ones of decoding, and one fit of both would take one for the other.
 
     Least squares with exponential forgetting. A lone outlier (garbage collection, a compilation) counts as half as
-    slow again as expected; two in a row are believed.
+    slow again as expected; two in a row are believed, and so is what a larger pass explains: one of twice the tokens
+    may well take twice as long.
 
     memory: weight of the past after each pass; 0.985 remembers about 67 passes.
     """
@@ -30,7 +33,7 @@ class PassCost:
 
     def observe(self, tokens: int, seconds: float, prompt: int = 0) -> None:
         """A pass over `tokens` tokens, and `prompt` ones of prompts besides, took `seconds`."""
-        believed = min(seconds, 1.5 * max(self(tokens, prompt), self._last)) if self._mass else seconds
+        believed = min(seconds, 1.5 * max(self(tokens, prompt), self._last, self._in_proportion(tokens, prompt)))
         self._last = seconds
         keep = self._memory
         self._mass = keep * self._mass + 1.0
@@ -43,6 +46,13 @@ class PassCost:
         self._xy = keep * self._xy + tokens * believed
         self._py = keep * self._py + prompt * believed
         self._fit()
+
+    def _in_proportion(self, tokens: int, prompt: int) -> float:
+        """The most that such a pass may take if a usual one takes what it does: all of it by its tokens, or prompts."""
+        if self._mass == 0.0 or (tokens and not self._x) or (prompt and not self._p):
+            return math.inf  # of a kind that was not seen before
+        larger = max(tokens * self._mass / self._x if tokens else 1.0, prompt * self._mass / self._p if prompt else 1.0)
+        return self._y / self._mass * max(1.0, larger)
 
     def _fit(self) -> None:
         """Solve the normal equations of the centred sums; no part of a cost is negative."""

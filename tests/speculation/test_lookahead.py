@@ -55,6 +55,15 @@ def test_one_slow_pass_moves_it_little():
     assert cost(9) == pytest.approx(0.020, rel=0.02)
 
 
+def test_what_a_larger_pass_explains_is_no_outlier():
+    """The second pass is seven times as slow as the first, for eight times the tokens: it tells the price of one."""
+    cost = PassCost()
+    cost.observe(32, 0.037)
+    cost.observe(250, 0.255)
+    assert cost.slope == pytest.approx(0.001, rel=0.01)
+    assert cost.base == pytest.approx(0.005, rel=0.1)
+
+
 def test_a_change_of_pace_is_followed():
     cost = PassCost()
     for factor in (1.0, 3.0):
