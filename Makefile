@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 VLLM   ?= .venv-vllm
 
-.PHONY: help test slow lint types demo bench bench-draft bench-algorithms bench-memory chaos proof proof-model test-observability \
+.PHONY: help test slow lint types demo bench bench-draft bench-algorithms bench-memory bench-scale chaos proof proof-model test-observability \
 	test-crds venv-vllm test-vllm clean
 
 help:  ## this list
@@ -48,7 +48,10 @@ bench-algorithms: $(STAMP)  ## cost of the acceptance rules and the noise
 bench-memory: $(STAMP)  ## resident memory before and after 500 requests
 	$(BIN)/python -m benchmarks.memory $(ARGS)
 
-chaos: $(STAMP)  ## processes killed and frozen under 200 streams
+bench-scale: $(STAMP)  ## a thousand replicas on paper: a day of traffic, and what becomes the bottleneck
+	$(BIN)/python -m benchmarks.scale $(ARGS)
+
+chaos: $(STAMP)  ## processes killed and frozen under 200 streams, nodes, networks, updates (network needs root)
 	$(BIN)/pytest tests/chaos -m 'slow or not slow' -s --timeout 1200
 
 proof: $(STAMP)  ## every claim of exactness, with its figure and p-value

@@ -7,6 +7,7 @@ that a long pass never delays a health check and a flood of calls never delays a
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -18,6 +19,8 @@ from actors.errors import EngineError, OutriderError
 from actors.links import LinkTable
 from actors.messages import Pulse
 from actors.wire import Endpoint, WireServer, node_address
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 Mail = TypeVar("Mail")
@@ -107,6 +110,7 @@ class Replica(ABC, Generic[Mail, Result]):
         with self._wake:
             self._draining = True
             self._report_empty = lambda: loop.call_soon_threadsafe(empty.set)
+            self._nudged = True  # it may be about to wait
             self._wake.notify()
         await empty.wait()
 
@@ -182,6 +186,7 @@ class Replica(ABC, Generic[Mail, Result]):
             while not self._stopping:
                 self._turn()
         except BaseException as error:
+            logger.error("the model thread of %s ended", self._name, exc_info=error)
             self._failure = error
             if self._links is not None:
                 self._links.end()

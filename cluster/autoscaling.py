@@ -37,8 +37,9 @@ class TargetGoals(Settings):
     """Latency objective between tokens of one answer; None: none."""
     slack: Annotated[float, Field(ge=0, lt=1)] = 0.15
     """A replica is only given up if the rest would still be this far below the goals."""
-    growth: Annotated[float, Field(gt=1, le=10)] = 2.0
-    """At most this many times as many replicas in one step."""
+    growth: Annotated[float, Field(gt=1, le=10)] = 4.0
+    """At most this many times as many replicas as run now, those on their way included: what piles up while replicas
+    start is no reason to ask for ever more of them."""
 
 
 class DraftGoals(Settings):
@@ -233,7 +234,7 @@ def _settle(
     held = current + starting
     if replicas < held:
         replicas = min(held, math.ceil(wanted / (1 - slack) - 1e-9))
-    most = max(held + 1, math.floor(held * growth))
+    most = max(held, current + 1, math.floor(current * growth))
     return Decision(max(0, min(replicas, most)), reason, memory)
 
 

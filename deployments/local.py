@@ -19,6 +19,8 @@ OBJECT_STORE_BYTES = 200 * 1024 * 1024
 LOGICAL_CPUS = 16
 """Logical CPUs are Ray's bookkeeping. An application on a laptop must not wait for cores it does not have."""
 
+OBSTACLES_S = 5.0
+"""How often to look whether a starting tier waits for a place."""
 Report = Callable[[str], None]
 
 
@@ -88,7 +90,8 @@ def application(config: DeploymentConfig, report: Report = lambda _: None) -> It
     report("Starting both tiers")
     try:
         try:
-            serve.run(build(config), name=config.name, route_prefix=config.ingress.route_prefix)
+            with _obstacles_reported(config, report):
+                serve.run(build(config), name=config.name, route_prefix=config.ingress.route_prefix)
         except RuntimeError as error:
             raise ConfigError(_reason(config.name) or f"the application did not start: {error}") from error
         url = f"http://{config.ingress.host}:{_port(config)}{config.ingress.route_prefix.rstrip('/')}"
@@ -97,6 +100,29 @@ def application(config: DeploymentConfig, report: Report = lambda _: None) -> It
     finally:
         with contextlib.suppress(Exception):  # the cluster may be gone already
             serve.delete(config.name)
+
+
+@contextlib.contextmanager
+def _obstacles_reported(config: DeploymentConfig, report: Report) -> Iterator[None]:
+    """Says, while an application starts, which tier waits for a place on the cluster, and for what."""
+    from deployments.overview import look
+
+    started, told = threading.Event(), set[str]()
+
+    def watch() -> None:
+        while not started.wait(OBSTACLES_S):
+            for tier, found in look(config.name, config).items():
+                if (obstacle := found.get("obstacle")) and obstacle not in told:
+                    told.add(obstacle)
+                    report(f"The {tier} tier cannot be placed: {obstacle}")
+
+    watcher = threading.Thread(target=watch, name="obstacles", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        started.set()
+        watcher.join()
 
 
 def _port(config: DeploymentConfig) -> int:

@@ -16,10 +16,11 @@ async def overview(application: str, config: DeploymentConfig) -> dict[TierName,
 
     Empty where Serve cannot be asked. Asked in a thread: these are calls to the cluster's control store.
     """
-    return await asyncio.to_thread(_look, application, config)
+    return await asyncio.to_thread(look, application, config)
 
 
-def _look(application: str, config: DeploymentConfig) -> dict[TierName, dict[str, Any]]:
+def look(application: str, config: DeploymentConfig) -> dict[TierName, dict[str, Any]]:
+    """The same, blocking."""
     from ray import serve
 
     try:

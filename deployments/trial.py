@@ -6,12 +6,14 @@ Shared by the chaos suite (tests/chaos), the fault bench and the soak (benchmark
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from actors.engines.emulated_language import expected_tokens
 from actors.engines.emulated_presets import TargetSpec
+from actors.errors import UnavailableError
 from actors.messages import GenerationRequest
 from actors.settings import SamplingSettings
 from cluster.config import DeploymentConfig, load_config
@@ -29,7 +31,8 @@ def config(name: str, port: int, streams: int, **changes: Any) -> DeploymentConf
     changes: top-level sections of the configuration, merged into these.
     """
     pass_ms = max(60.0, 7.0 * streams)
-    health = {"period_s": 1.0, "ping_timeout_s": 6.0, "stuck_after_s": 8.0}
+    stall_s = max(2.0, 3 * pass_ms / 1e3)
+    health = {"period_s": 1.0, "ping_timeout_s": stall_s + 6.0, "stuck_after_s": stall_s + 6.0}
     raw: dict[str, Any] = {
         "name": name,
         "model_id": "emulated",
@@ -46,19 +49,25 @@ def config(name: str, port: int, streams: int, **changes: Any) -> DeploymentConf
             "model": "emulated:reference",
             "engine_kwargs": {"step_ms": pass_ms / 6},
             "replicas": 2,
-            "settings": {"slots": max(8, streams), "tree": {"width": 4 * streams}},
+            "settings": {"slots": max(8, streams), "tree": {"width": min(256, 4 * streams)}},
             "health": health,
         },
         "orchestrator": {
             "embedded": False,
             "replicas": 2,
-            "settings": {"stall_timeout_s": max(2.0, 3 * pass_ms / 1e3), "discovery_period_s": 0.5},
+            "settings": {"stall_timeout_s": stall_s, "discovery_period_s": 0.5},
         },
         "ingress": {"port": port, "route_prefix": f"/{name}", "replicas": 2},
     }
     for section, change in changes.items():
         raw[section] = _merged(raw.get(section, {}), change)
     return load_config(raw)
+
+
+def freeze_s(config: DeploymentConfig) -> float:
+    """Longer than orchestrators wait for a pulse, shorter than it takes until a replica replaces its actor: a process
+    frozen for so long goes on as one that was given up, and its late verdicts are ignored."""
+    return config.orchestrator.settings.stall_timeout_s + 2.5
 
 
 def _merged(base: Any, change: Any) -> Any:
@@ -82,12 +91,16 @@ def truth(request: GenerationRequest) -> Sequence[int]:
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], limit_s: float = 90.0) -> None:
-    """Wait for a state of other processes, which offers no event. Raises TimeoutError."""
+    """Wait for a state of other processes, which offers no event. Raises TimeoutError.
+
+    A condition that meets a broken connection does not hold: what it asked may have been what died.
+    """
     async with asyncio.timeout(limit_s):
         while True:
-            found = condition()
-            if found if isinstance(found, bool) else await found:
-                return
+            with contextlib.suppress(UnavailableError):
+                found = condition()
+                if found if isinstance(found, bool) else await found:
+                    return
             await asyncio.sleep(POLL_S)
 
 

@@ -17,7 +17,12 @@ EMULATED: dict[str, Any] = {
     "name": "emulated",
     "model_id": "emulated",
     "target": {"engine": "emulated", "model": "emulated:reference", "settings": {"slots": 64}},
-    "draft": {"kind": "emulated", "model": "emulated:reference", "settings": {"slots": 64}},
+    "draft": {
+        "kind": "emulated",
+        "model": "emulated:reference",
+        "settings": {"slots": 64},
+        "health": {"period_s": 1.0, "ping_timeout_s": 3.0},
+    },
 }
 
 

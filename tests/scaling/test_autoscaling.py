@@ -32,8 +32,9 @@ def test_target_size_follows_demand() -> None:
     assert target_replicas(loads(4, 64), 4, 0, 0, GOALS).replicas == 5
     # 100 need 7.8, that is 8; from 2 at most 4 are asked for at once.
     assert target_replicas(loads(2, 100), 2, 0, 0, GOALS).replicas == 4
-    # Two of them already starting: 4 held, 8 are within doubling.
-    assert target_replicas(loads(2, 100), 2, 2, 0, GOALS).replicas == 8
+    # Two of them already starting: no more are asked for until those have come.
+    assert target_replicas(loads(2, 100), 2, 2, 0, GOALS).replicas == 4
+    assert target_replicas(loads(4, 100), 4, 0, 0, GOALS).replicas == 8
 
 
 def test_a_replica_goes_only_with_slack_to_spare() -> None:
@@ -91,7 +92,7 @@ def test_never_negative_never_many_at_once(current, total, starting, outside, kv
     some = [TargetLoad(total / current, 0, 16, kv, latency)] * current
     replicas = target_replicas(some, current, starting, outside, goals).replicas
     held = current + starting
-    assert 0 <= replicas <= max(held + 1, math.floor(held * goals.growth))
+    assert 0 <= replicas <= max(held, current + 1, math.floor(current * goals.growth))
 
 
 @given(st.floats(1, 2000), st.integers(1, 60))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from cluster.config import DeploymentConfig
@@ -80,3 +82,50 @@ def test_status_names_what_is_in_the_way() -> None:
         ("draft", "-", "no replica"),
         ("draft", "-", "DEPLOY_FAILED: it broke"),
     ]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Ray's own warnings are not ours to fix
+def test_an_operator_hears_what_a_tier_waits_for(ray_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft that wants more CPUs than any node has: said while the application starts."""
+    import ray
+
+    from cluster.config import load_config
+    from deployments import local
+
+    class EnoughError(Exception):
+        """Ends the wait."""
+
+    heard: list[str] = []
+    emulated = {"engine": "emulated", "model": "emulated:reference"}
+    config = load_config(
+        {
+            "name": "large",
+            "target": emulated | {"resources": {"num_cpus": 1000}},
+            "draft": {"kind": "none"},
+            "ingress": {"port": ray_port, "route_prefix": "/large"},
+        }
+    )
+    monkeypatch.setattr(local, "OBSTACLES_S", 0.2)
+    waited = threading.Event()
+
+    def report(line: str) -> None:
+        heard.append(line)
+        if "cannot be placed" in line:
+            waited.set()
+
+    def run(target: object, name: str, route_prefix: str) -> None:
+        """Serve's own, without its endless wait for an application that cannot start."""
+        from ray import serve
+
+        asked = [serve.RunTarget(target=target, name=name, route_prefix=route_prefix)]
+        serve.run_many(asked, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+        assert waited.wait(60)
+        raise EnoughError
+
+    monkeypatch.setattr("ray.serve.run", run)
+    with pytest.raises(EnoughError), local.application(config, report):
+        pass
+    cpus = max(node["Resources"]["CPU"] for node in ray.nodes())
+    assert f"The target tier cannot be placed: no node is large enough: needs CPU 1000, there is {cpus:g}" in heard

@@ -87,7 +87,7 @@ def test_a_burst_is_met_after_the_cold_start_and_given_back() -> None:
     result = replay(given_traffic)
     before = max(t for at, t, _ in result.sizes if HOUR / 2 < at < HOUR)
     during = [(at, t) for at, t, _ in result.sizes if HOUR <= at < 2 * HOUR]
-    # 60 a second need 150 slots at once: 6 targets at 80 %. Doubling from 1 or 2 takes three steps of 10 s.
+    # 60 a second need 150 slots at once: 6 targets at 80 %. From 2 that is one step (four times at most).
     assert next(at for at, t in during if t >= 6) - HOUR <= 60
     assert result.sizes[-1][1] <= before + 1
     assert result.turned_away < 0.02 * result.requests
