@@ -1,7 +1,7 @@
 """Compares answers token for token, and tells a different answer from a near-tie.
 
 A forward pass rounds differently for other batch shapes, so in float32 a token may differ where the reference's own
-two best scores lie closer than the rounding (DESIGN.md, invariant 3). Such a place is a near-tie: it is counted, and
+two best scores lie closer than the rounding. Such a place is a near-tie: it is counted, and
 the answers are compared no further, since what follows a different token is another text.
 """
 

@@ -4,8 +4,8 @@ It knows nothing of rounds. An expansion is filed under its position and the key
 what agrees with the committed tokens is found, and what does not is never asked for and falls out when its position
 has passed. Late, repeated, reordered and stale offers need no handling of their own.
 
-Both traps of the probabilistic rules (DESIGN.md, "Acceptance rules") are closed here: `path` follows the sampled
-child of each node, and where it ends depends on which prefixes were expanded, never on the token at the cut.
+Two traps of the probabilistic rules are closed here: `path` follows the sampled child of each node, never one that was
+chosen for its worth, and where it ends depends on which prefixes were expanded, never on the token at the cut.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What crosses an actor boundary. Plain data: no torch, no Ray, no behaviour beyond naming a prefix.
 
 Everything is batched: one message carries all sequences of a pair of actors, so that the work per target pass is
-O(1) messages per pair (DESIGN.md, invariant 4). Token ids, positions and probabilities travel; a full-vocabulary row
+O(1) messages per pair. Token ids, positions and probabilities travel; a full-vocabulary row
 never does.
 
 A prefix is named by its *key*, a 64-bit rolling hash of its token ids. A draft token is therefore identified by
