@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import os
 import platform
+import resource
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -141,6 +142,7 @@ def main() -> None:
     pass_s = (hardware.pass_ms + hardware.token_ms * running / targets * 3) / 1e3
     # A pass sends one batch to every orchestrator that has a sequence in it; drafts are taken to send as many.
     messages = 2 * targets * min(1.0, running / targets / mesh) / pass_s
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     verdicts = running / mesh / pass_s
     pulses = replicas / PULSE_PERIOD_S
     checks = replicas / Health().period_s
@@ -159,6 +161,7 @@ def main() -> None:
         ("  messages with verdicts and offers", _cores(messages, message)),
         ("  verdicts in them", _cores(verdicts, verdict)),
         ("  pulses", _cores(pulses, call)),
+        ("  sockets: a wire and a connection of Ray's for each replica", f"{2 * replicas} (soft limit here {files})"),
         ("Ray Serve's controller:", ""),
         ("  health checks", _cores(checks, call)),
         ("  looks of the policies", _cores(LOOKS_PER_S, look)),

@@ -179,6 +179,8 @@ class DeploymentConfig(Settings):
             )
         if target.engine == "emulated" and draft.kind not in ("emulated", "none"):
             raise ValueError(f"draft.kind '{draft.kind}' cannot follow an emulated target; use 'emulated' or 'none'")
+        if target.autoscaling is not None and target.autoscaling.min_replicas == 0:
+            raise ValueError("target.autoscaling.min_replicas must be at least 1: with no target nothing sees demand")
         if (draft.kind == "early_exit") != (draft.layers is not None):
             raise ValueError("draft.layers is needed for draft.kind 'early_exit', and only there")
         if target.engine == "transformers" and target.tensor_parallel_size > 1 and target.resources.num_gpus > 1:

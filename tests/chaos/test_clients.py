@@ -107,6 +107,13 @@ def test_negative_times_are_refused() -> None:
             load_config(raw)
 
 
+def test_a_target_tier_is_never_empty() -> None:
+    """Requests are seen by targets: with none of them, nothing would bring the first one back. Drafts may be none."""
+    with pytest.raises(ConfigError, match=r"target\.autoscaling\.min_replicas must be at least 1"):
+        load_config({"target": {"autoscaling": {"min_replicas": 0}}})
+    load_config({"draft": {"autoscaling": {"min_replicas": 0}}})
+
+
 def test_a_model_thread_that_stands_still_is_replaced_and_its_answer_goes_on(ray_port: int) -> None:
     """Every actor's thread stops at its 40th pass, while its event loop goes on answering. An answer of 60 passes is
     begun by one actor and ended by the next one."""

@@ -145,7 +145,7 @@ def test_vllm_is_not_spread() -> None:
 @given(
     ranks=st.integers(1, 16),
     gpus=st.sampled_from([0.25, 0.5, 1.0]),
-    low=st.integers(0, 20),
+    low=st.integers(1, 20),
     spread=st.integers(1, 20),
     per_pod=st.none() | st.integers(1, 8),
 )
