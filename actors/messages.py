@@ -245,3 +245,21 @@ class Delta:
     def text(self) -> str:
         """The text of this step."""
         return "".join(self.texts)
+
+    def then(self, later: Delta) -> Delta:
+        """This step and the one after it, as one."""
+        texts = self.texts + later.texts
+        over = len(texts) - len(self.tokens) - len(later.tokens)
+        if over > 0 and len(texts) > over:  # text that came without a token of its own belongs to the one before
+            kept = len(texts) - over
+            texts = (*texts[: kept - 1], "".join(texts[kept - 1 :]))
+        return Delta(
+            tokens=self.tokens + later.tokens,
+            texts=texts,
+            origins=self.origins + later.origins,
+            alternatives=self.alternatives + later.alternatives,
+            margins=self.margins + later.margins,
+            finish=later.finish,
+            stop=later.stop,
+            usage=later.usage,
+        )

@@ -135,12 +135,11 @@ class Orchestrator:
         timer = asyncio.get_running_loop().call_later(limit, session.events.put_nowait, late)
         try:
             self._placing.place(session)
+            first = True
             while True:
-                event = await session.events.get()
-                if isinstance(event, Exception):
-                    raise event
-                delta = session.deliver(event)
-                last = self._record(delta, started, last, first=session.passes == 1)
+                delta = await session.step()
+                last = self._record(delta, started, last, first)
+                first = False
                 if delta.finish is not None:
                     outcome = delta.finish
                 yield delta

@@ -72,6 +72,24 @@ class Session:
         self.events.put_nowait(verdict)
         return Commit(verdict.sequence, verdict.position, verdict.tokens, verdict.declined)
 
+    async def step(self) -> Delta:
+        """The next step of the answer: all that was decided since the last one.
+
+        A reader that keeps up gets every pass by itself; one that falls behind gets fewer and larger steps instead of
+        older ones. Raises what ended the sequence.
+        """
+        event = await self.events.get()
+        if isinstance(event, Exception):
+            raise event
+        delta = self.deliver(event)
+        while delta.finish is None and not self.events.empty():
+            event = self.events.get_nowait()
+            if isinstance(event, Exception):
+                self.events.put_nowait(event)  # after what was decided before it
+                break
+            delta = delta.then(self.deliver(event))
+        return delta
+
     def deliver(self, verdict: Verdict) -> Delta:
         """What the client sees of a verdict: cut at a stop string, with usage at the end."""
         pushed = self.text.push(self._shown(verdict))

@@ -1,6 +1,6 @@
 """What the doors cost, on emulated tiers: time to first token over HTTP and over the handle, and many streams at once.
 
-    python -m benchmarks.doors [--streams 200] [--rate 30] [--seconds 8] [--out FILE]
+    python -m benchmarks.doors [--proxy haproxy] [--streams 200] [--rate 30] [--seconds 8] [--out FILE]
 
 A target pass takes 1/rate seconds and nothing is drafted, so every stream should get `rate` tokens a second, one by
 one: the worst case for whatever carries tokens. The client shares the machine; it reads raw sockets to stay cheap.
@@ -121,6 +121,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--rate", type=float, default=30.0, help="tokens a second of each stream")
     parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--proxy", choices=("serve", "haproxy"), default="serve")
     parser.add_argument("--apart", action="store_true", help="orchestrators in processes of their own")
     parser.add_argument("--out")
     arguments = parser.parse_args()
@@ -128,9 +129,9 @@ def main() -> None:
     told: dict[str, Any] = {
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
         "orchestrator": "apart" if arguments.apart else "embedded",
-        "haproxy": os.environ.get("RAY_SERVE_ENABLE_HA_PROXY", "0"),
+        "proxy": arguments.proxy,
     }
-    with ray_cluster():
+    with ray_cluster(proxy=arguments.proxy):
         with application(config(16, 5.0, not arguments.apart)) as url, connect("auto") as handle:
             told["time to first token, ms"] = {**first_token_ms(url, handle), "of which the target's pass": 5.0}
         with application(config(arguments.streams, 1e3 / arguments.rate, not arguments.apart)) as url:

@@ -23,6 +23,7 @@ from actors.settings import (
 from cluster.autoscaling import DraftGoals, TargetGoals
 
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
+Proxy = Literal["serve", "haproxy"]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -115,6 +116,9 @@ class Ingress(Settings):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
     route_prefix: str = "/"
+    proxy: Proxy = "serve"
+    """haproxy: a third of the processor time per streamed token (see deployments/haproxy.py). For a cluster that
+    `outrider serve` starts; elsewhere set RAY_SERVE_ENABLE_HA_PROXY=1 for all of Ray's processes."""
     replicas: Annotated[int, Field(ge=1)] = 1
     labels: dict[str, str] = {}
     """Ray node labels that the node must carry."""
@@ -129,6 +133,11 @@ class Ingress(Settings):
     """Origins whose pages may call from browsers."""
     access_log: bool = False
     """One line of JSON per request, without keys and prompts."""
+    batch_folder: str | None = "~/.local/state/outrider"
+    """Files and batches of /v1/files and /v1/batches are kept here, in a folder of the application's name, and taken
+    up again after a restart. All ingress replicas must see the same folder. None: there are no such routes."""
+    max_file_bytes: Annotated[int, Field(ge=1024)] = 200 * 1024 * 1024
+    """The longest file of /v1/files."""
 
 
 class Orchestrators(Settings):

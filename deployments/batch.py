@@ -52,7 +52,9 @@ class Counts:
     resumed: int = 0
 
 
-def read_items(lines: Iterator[bytes]) -> Iterator[Item | tuple[int, str | None, LineError]]:
+def read_items(
+    lines: Iterator[bytes], routes: tuple[str, ...] = ROUTES
+) -> Iterator[Item | tuple[int, str | None, LineError]]:
     """Requests in order; a damaged line is yielded as its number, its id if it has one, and what is wrong."""
     seen: set[str] = set()
     for number, line in enumerate(lines, 1):
@@ -66,7 +68,7 @@ def read_items(lines: Iterator[bytes]) -> Iterator[Item | tuple[int, str | None,
                 raise LineError(f"line {number}: custom_id must be a text that is not empty", "custom_id")
             if custom_id in seen:
                 raise LineError(f"line {number}: custom_id {custom_id!r} was used before", "custom_id")
-            yield _item(data, number, custom_id)
+            yield _item(data, number, custom_id, routes)
             seen.add(custom_id)
         except LineError as error:
             yield number, custom_id, error
@@ -84,11 +86,11 @@ def _parsed(line: bytes, number: int) -> Json:
     return data
 
 
-def _item(data: Json, number: int, custom_id: str) -> Item:
+def _item(data: Json, number: int, custom_id: str, routes: tuple[str, ...]) -> Item:
     if data.get("method", "POST") != "POST":
         raise LineError(f"line {number}: method must be POST", "method")
-    if data.get("url") not in ROUTES:
-        raise LineError(f"line {number}: url must be one of {', '.join(ROUTES)}", "url")
+    if data.get("url") not in routes:
+        raise LineError(f"line {number}: url must be {' or '.join(routes)}", "url")
     body = data.get("body")
     if not isinstance(body, dict):
         raise LineError(f"line {number}: body must be a JSON object", "body")
@@ -134,20 +136,21 @@ class Batch:
     post: Post
     concurrency: int = 64
     report: Callable[[bool, Json], None] = lambda ok, body: None
+    routes: tuple[str, ...] = ROUTES
     counts: Counts = field(default_factory=Counts)
 
     async def run(self) -> Counts:
         """Do what is not done. Raises ConfigError when a file cannot be used; errors of items are results."""
         self.counts = Counts()
-        answers = ResultFile(self.results)
+        answers = await asyncio.to_thread(ResultFile, self.results)  # long ones take a while to recall
         try:
-            problems = ResultFile(self.errors)
+            problems = await asyncio.to_thread(ResultFile, self.errors)
         except ConfigError:
             answers.close()
             raise
         try:
             with self._open() as source:
-                await self._all(read_items(iter(source)), answers, problems)
+                await self._all(read_items(iter(source), self.routes), answers, problems)
         finally:
             answers.close()
             problems.close()

@@ -63,7 +63,7 @@ def serve(
     if address is None:
         check_port(loaded.ingress.host, loaded.ingress.port)
         _prepare(loaded)
-    with _interruptible(), ray_cluster(address), running(loaded, _say) as url:
+    with _interruptible(), ray_cluster(address, loaded.ingress.proxy), running(loaded, _say) as url:
         _say(f"Serving {loaded.model_id} at {url}/v1 (Ctrl-C stops it)")
         wait_for_interrupt()
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -18,24 +19,20 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from actors.errors import OutriderError, PromptError, PromptTooLongError, UnavailableError
 from actors.messages import Delta, GenerationRequest
 from deployments import refusals
-from deployments.answers import Answer, ChatAnswer, Choice, CompletionAnswer, Options
+from deployments.answers import Answer, ChatAnswer, CompletionAnswer, Options
+from deployments.body import Body, parse, validated
+from deployments.choice import Choice
 from deployments.edge import read_body
 from deployments.gate import Gate
 from deployments.keys import Tenant
-from deployments.schema import (
-    Body,
-    ChatRequest,
-    Common,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-    parse,
-)
+from deployments.schema import ChatRequest, Common, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from deployments.service import Codec, Served, Service
 from deployments.streams import EventStream, merged, while_connected
 from deployments.toolcalls import ToolCallReader
 from deployments.translate import chat_requests, check_model, completion_requests
 
+BATCH_PRIORITY = -10
+"""Of requests of a batch that name none: what people wait for goes first."""
 DONE = b"data: [DONE]\n\n"
 PAGE_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
 """The page is one file and talks to its own server only."""
@@ -79,34 +76,43 @@ class Door:
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
         body = await self.read(request, CompletionRequest)
+        return await self._respond(request, body, *await self._completion(body))
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        body = await self.read(request, ChatRequest)
+        with _naming_messages():
+            return await self._respond(request, body, *await self._conversation(body))
+
+    async def answer(self, route: str, given: dict[str, object], owner: str) -> tuple[str, dict[str, object]]:
+        """One request of a batch, for the owner of a key: the answer's id, and the answer. Raises OutriderError."""
+        given = {"priority": BATCH_PRIORITY, **given, "stream": False}
+        tenant = self.gate.tenant(owner)
+        body: CompletionRequest | ChatRequest
+        if route == "/v1/completions":
+            body = validated(CompletionRequest, given)
+            answer, asked = await self._completion(body)
+        else:
+            body = validated(ChatRequest, given)
+            answer, asked = await self._conversation(body)
+        await self._collect(answer, self._deltas(tenant, body, asked))
+        return answer.id, answer.whole()
+
+    async def _completion(self, body: CompletionRequest) -> tuple[Answer, list[GenerationRequest]]:
         id_ = f"cmpl-{secrets.token_hex(16)}"
         asked = await asyncio.to_thread(completion_requests, body, id_, self.codec, self.served)
         echoes = await asyncio.to_thread(self._echoes, body) if body.echo else [""] * len(body.prompt)
         candidates = len(asked) // len(body.prompt)
         choices = [Choice(i, echo=echoes[i // candidates]) for i in range(len(asked))]
-        answer = CompletionAnswer(id_, int(self.clock()), self.served, self.codec, choices, _options(body, candidates))
-        if body.stream:
-            return await self._stream(request, answer, self._deltas(request, body, asked))
-        await self._gather(request, answer, self._deltas(request, body, asked))
-        if candidates > body.n:
-            answer.keep_best(body.n)
-        return JSONResponse(answer.whole())
+        options = _options(body, candidates, kept=body.n)
+        return CompletionAnswer(id_, int(self.clock()), self.served, self.codec, choices, options), asked
 
-    async def chat(self, request: Request) -> Response:
-        """POST /v1/chat/completions."""
-        body = await self.read(request, ChatRequest)
+    async def _conversation(self, body: ChatRequest) -> tuple[Answer, list[GenerationRequest]]:
         id_ = f"chatcmpl-{secrets.token_hex(16)}"
         asked = await asyncio.to_thread(chat_requests, body, id_, self.codec, self.served)
         names = [] if body.tool_choice == "none" else [tool["function"]["name"] for tool in body.tools]
         choices = [Choice(i, reader=ToolCallReader(names)) for i in range(len(asked))]
-        answer = ChatAnswer(id_, int(self.clock()), self.served, self.codec, choices, _options(body, body.n))
-        try:
-            if body.stream:
-                return await self._stream(request, answer, self._deltas(request, body, asked))
-            await self._gather(request, answer, self._deltas(request, body, asked))
-        except PromptError as error:
-            raise type(error)(error.message, "messages") from error
-        return JSONResponse(answer.whole())
+        return ChatAnswer(id_, int(self.clock()), self.served, self.codec, choices, _options(body, body.n)), asked
 
     async def models(self) -> Response:
         """GET /v1/models."""
@@ -176,9 +182,17 @@ class Door:
     def _echoes(self, body: CompletionRequest) -> list[str]:
         return [prompt if isinstance(prompt, str) else self.codec.decode(prompt) for prompt in body.prompt]
 
-    async def _deltas(self, request: Request, body: Common, asked: list[GenerationRequest]) -> Deltas:
+    async def _respond(
+        self, request: Request, body: Common, answer: Answer, asked: list[GenerationRequest]
+    ) -> Response:
+        deltas = self._deltas(request.state.tenant, body, asked)
+        if body.stream:
+            return await self._stream(request, answer, deltas)
+        await while_connected(request, self._collect(answer, deltas))
+        return JSONResponse(answer.whole())
+
+    async def _deltas(self, tenant: Tenant, body: Common, asked: list[GenerationRequest]) -> Deltas:
         """What the service says, once the request's turn has come; the turn ends with the answer."""
-        tenant: Tenant = request.state.tenant
         spent = 0
         async with self.gate.admit(tenant, body.priority, len(asked), body.timeout_s):
             streams: list[AsyncIterator[Delta]] = [self.service.generate(one) for one in asked]
@@ -191,15 +205,12 @@ class Door:
                 await deltas.aclose()
                 self.gate.settle(tenant, spent)
 
-    async def _gather(self, request: Request, answer: Answer, deltas: Deltas) -> None:
-        async def collect() -> None:
-            try:
-                async for index, delta in deltas:
-                    answer.take(index, delta)
-            finally:
-                await deltas.aclose()
-
-        await while_connected(request, collect())
+    async def _collect(self, answer: Answer, deltas: Deltas) -> None:
+        try:
+            async for index, delta in deltas:
+                answer.take(index, delta)
+        finally:
+            await deltas.aclose()
 
     async def _stream(self, request: Request, answer: Answer, deltas: Deltas) -> Response:
         """The first delta is awaited before the status line goes out, so that a refusal is a refusal."""
@@ -233,12 +244,22 @@ def _event(chunks: list[dict[str, object]]) -> bytes:
     return b"".join(b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n" for chunk in chunks)
 
 
-def _options(body: Common, per_prompt: int) -> Options:
+@contextlib.contextmanager
+def _naming_messages() -> Iterator[None]:
+    """What is wrong with the prompt of a conversation is wrong with its messages."""
+    try:
+        yield
+    except PromptError as error:
+        raise type(error)(error.message, "messages") from error
+
+
+def _options(body: Common, per_prompt: int, kept: int | None = None) -> Options:
     return Options(
         logprobs=body.wanted_logprobs(),
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
         speculation=body.speculation,
         per_prompt=per_prompt,
+        kept=kept if kept is not None else per_prompt,
     )
 
 

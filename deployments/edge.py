@@ -7,13 +7,16 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import MutableHeaders, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from actors.errors import InvalidSettingError
+from deployments.body import MalformedError
 from deployments.refusals import BodyTooLargeError, MediaTypeError
 
 access_log = logging.getLogger("outrider.access")
@@ -94,6 +97,37 @@ async def read_body(request: Request, limit: int) -> bytes:
         if len(received) > limit:
             raise _too_large(limit)
     return bytes(received)
+
+
+async def read_upload(request: Request, limit: int) -> tuple[dict[str, str], UploadFile]:
+    """The fields and the one file of a multipart form; the caller closes the file.
+
+    Raises MediaTypeError, MalformedError, BodyTooLargeError past `limit`, InvalidSettingError without a file.
+    """
+    declared = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if declared != "multipart/form-data":
+        raise MediaTypeError(f"a file must be sent as multipart/form-data, not {declared or 'without a type'}")
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > limit:
+        raise _too_large(limit)
+    try:
+        form = await MultiPartParser(request.headers, _bounded(request, limit), max_files=1, max_fields=16).parse()
+    except MultiPartException as error:
+        raise MalformedError(error.message) from error
+    content = form.get("file")
+    if not isinstance(content, UploadFile):
+        await form.close()
+        raise InvalidSettingError("send a file, with a name, in the field 'file'", "file")
+    return {name: value for name, value in form.items() if isinstance(value, str)}, content
+
+
+async def _bounded(request: Request, limit: int) -> AsyncGenerator[bytes, None]:
+    received = 0
+    async for part in request.stream():
+        received += len(part)
+        if received > limit:
+            raise _too_large(limit)
+        yield part
 
 
 def _too_large(limit: int) -> BodyTooLargeError:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -15,6 +16,7 @@ from cluster import factory
 from cluster.config import DeploymentConfig, Ingress
 from cluster.recorder import RayRecorder
 from cluster.traces import tracer_for
+from deployments.batch_door import BatchLimits
 from deployments.door import HttpLimits
 from deployments.edge import access_log
 from deployments.fairness import FairQueue
@@ -53,7 +55,16 @@ class IngressReplica:
             silence = self._config.orchestrator.settings.stall_timeout_s
             service = RemoteService(self._handle, silence)
         service = traced(service, tracer_for(self._config.tracing, "ingress", replica))
-        app = http_app(service, facts.codec, served, limits, gate, stamp_ids=False)
+        app = http_app(
+            service,
+            facts.codec,
+            served,
+            limits,
+            gate,
+            stamp_ids=False,
+            batch_folder=_batch_folder(self._config),
+            batch_limits=BatchLimits(file_bytes=self._config.ingress.max_file_bytes),
+        )
         common = {
             "application": context.app_name,
             "tier": "ingress",
@@ -80,6 +91,11 @@ def _limits(settings: Ingress) -> HttpLimits:
 
 def _gate(settings: Ingress) -> Gate:
     return Gate(KeyRing(settings.keys_file, time.monotonic), FairQueue(settings.running, settings.queue))
+
+
+def _batch_folder(config: DeploymentConfig) -> Path | None:
+    folder = config.ingress.batch_folder
+    return None if folder is None else Path(folder).expanduser() / config.name
 
 
 def _served(config: DeploymentConfig, context: int) -> Served:

@@ -56,6 +56,10 @@ class Gate:
         """Who asks. Raises ForbiddenError."""
         return self._keys.identify(authorization)
 
+    def tenant(self, name: str) -> Tenant:
+        """The tenant of a name, for work that goes on without a connection. Raises ForbiddenError if it is gone."""
+        return self._keys.tenant(name)
+
     @asynccontextmanager
     async def admit(
         self, tenant: Tenant, priority: int, weight: int, limit_s: float | None = None

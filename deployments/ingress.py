@@ -5,11 +5,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
 from fastapi import Depends, FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from deployments import openapi, refusals
+from deployments.batch_door import BatchDoor, BatchLimits, BatchRequest
 from deployments.door import Door, HttpLimits
 from deployments.edge import AccessLogMiddleware, RequestIdMiddleware
 from deployments.gate import Gate
@@ -25,14 +30,29 @@ def http_app(
     limits: HttpLimits | None = None,
     gate: Gate | None = None,
     stamp_ids: bool = True,
+    batch_folder: Path | None = None,
+    batch_limits: BatchLimits | None = None,
 ) -> FastAPI:
     """The application over `service`. All errors are in OpenAI's shape.
 
     stamp_ids: give requests their ids here; Ray Serve's proxy does it itself.
+    batch_folder: where files and batches are kept, and taken up again after a restart; without it there are none.
     """
     limits = limits or HttpLimits()
     door = Door(service, codec, served, limits, gate or Gate())
-    app = FastAPI(title="Outrider", version=served.version, openapi_url="/openapi.json", redirect_slashes=False)
+    batches = None if batch_folder is None else BatchDoor(batch_folder, door.answer, batch_limits or BatchLimits())
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        if batches is not None:
+            await batches.resume()
+        yield
+        if batches is not None:
+            await batches.close()
+
+    app = FastAPI(
+        title="Outrider", version=served.version, openapi_url="/openapi.json", redirect_slashes=False, lifespan=life
+    )
     refusals.install(app)
 
     async def gone(request: Request, error: Exception) -> Response:
@@ -45,13 +65,15 @@ def http_app(
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(limits.cors_origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
     if limits.access_log:
         app.add_middleware(AccessLogMiddleware)
     _routes(app, door)
+    if batches is not None:
+        _batch_routes(app, batches, door)
     openapi.install(app)
     return app
 
@@ -70,3 +92,16 @@ def _routes(app: FastAPI, door: Door) -> None:
     app.get("/health")(door.health)
     app.get("/ready")(door.ready)
     app.get("/version")(door.version)
+
+
+def _batch_routes(app: FastAPI, batches: BatchDoor, door: Door) -> None:
+    known = [Depends(door.identify)]
+    app.post("/v1/files", openapi_extra=openapi.UPLOAD, dependencies=known)(batches.upload)
+    app.get("/v1/files", dependencies=known)(batches.files)
+    app.get("/v1/files/{file_id}", dependencies=known)(batches.file)
+    app.get("/v1/files/{file_id}/content", dependencies=known)(batches.content)
+    app.delete("/v1/files/{file_id}", dependencies=known)(batches.delete)
+    app.post("/v1/batches", openapi_extra=openapi.body_of(BatchRequest), dependencies=known)(batches.create)
+    app.get("/v1/batches", dependencies=known)(batches.batches)
+    app.get("/v1/batches/{batch_id}", dependencies=known)(batches.batch)
+    app.post("/v1/batches/{batch_id}/cancel", dependencies=known)(batches.cancel)

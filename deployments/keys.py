@@ -100,6 +100,16 @@ class KeyRing:
             raise ForbiddenError("this API key is not known")
         return found
 
+    def tenant(self, name: str) -> Tenant:
+        """The tenant of a name. Raises ForbiddenError when the file does not have it any more."""
+        if self._path is None:
+            return ANYONE
+        self._refresh()
+        for tenant in self._tenants:
+            if tenant.name == name:
+                return tenant
+        raise ForbiddenError(f"the key of {name} was taken away")
+
     def _refresh(self) -> None:
         if self._path is None or self._clock() - self._looked < RELOAD_PERIOD_S:
             return

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 
 from actors.errors import ConfigError
-from cluster.config import DeploymentConfig
+from cluster.config import DeploymentConfig, Proxy
+from deployments import haproxy
 
 OBJECT_STORE_BYTES = 200 * 1024 * 1024
 """Everything that crosses an actor boundary is small; Ray's default would take a third of the memory."""
@@ -44,10 +45,11 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 @contextlib.contextmanager
-def ray_cluster(address: str | None = None) -> Iterator[bool]:
+def ray_cluster(address: str | None = None, proxy: Proxy = "serve") -> Iterator[bool]:
     """A Ray connection; yields whether the cluster is our own. Our own ends with the context, another one stays.
 
     address: of an existing cluster ("auto" finds the one of this machine); None starts one.
+    proxy: of a cluster that is started here; another cluster has chosen its own.
     """
     import ray
 
@@ -55,6 +57,16 @@ def ray_cluster(address: str | None = None) -> Iterator[bool]:
     if ray.is_initialized():
         yield False
         return
+    with contextlib.ExitStack() as stack:
+        if proxy == "haproxy" and address is None:
+            stack.enter_context(haproxy.enabled(free_port))
+        yield stack.enter_context(_connected(address))
+
+
+@contextlib.contextmanager
+def _connected(address: str | None) -> Iterator[bool]:
+    import ray
+
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
     if address is None:
         ray.init(

@@ -6,12 +6,12 @@ as OpenAI does. Fields known to change the meaning of an answer and not supporte
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import from_json
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from actors.errors import InvalidSettingError, RequestError
+from actors.errors import InvalidSettingError
+from deployments.body import Body
 
 MAX_CHOICES = 128
 MAX_STOPS = 16
@@ -19,24 +19,6 @@ MAX_STOP_CHARACTERS = 512
 
 Probability = Annotated[float, Field(gt=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-
-
-class Body(BaseModel):
-    """A request body: null is the same as absent; `refused` fields may not be sent with any value."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-    refused: ClassVar[dict[str, str]] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _given(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        given = {key: value for key, value in data.items() if value is not None}
-        for key, why in cls.refused.items():
-            if key in given and given[key] is not False and given[key] not in ("", [], {}):
-                raise InvalidSettingError(f"{key} is not supported: {why}", key)
-        return given
 
 
 class SpeculationOptions(Body):
@@ -280,39 +262,5 @@ class DetokenizeRequest(Body):
     tokens: list[Annotated[int, Field(ge=0)]]
 
 
-B = TypeVar("B", bound=Body)
-
-
-def parse(model: type[B], body: bytes) -> B:
-    """`body` as a request. Raises RequestError that names the parameter at fault."""
-    try:
-        data = from_json(body)
-    except ValueError as error:
-        raise MalformedError(f"the body is not JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise MalformedError(f"the body must be a JSON object, not {type(data).__name__}")
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = _place(first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        raise InvalidSettingError(f"{place}: {message}" if place else message, place or None) from error
-
-
-class MalformedError(RequestError):
-    """The body cannot be read at all."""
-
-    code = "invalid_json"
-
-
 def _are_ids(value: list[Any]) -> bool:
     return all(type(item) is int and item >= 0 for item in value)
-
-
-def _place(location: tuple[int | str, ...]) -> str:
-    """messages, 0, content -> messages[0].content"""
-    place = ""
-    for part in location:
-        place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else part
-    return place.removesuffix(".[key]")

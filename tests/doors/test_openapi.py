@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import hypothesis
 import pytest
 import schemathesis
@@ -12,10 +15,21 @@ from deployments.ingress import http_app
 from deployments.service import Served
 
 CODEC = byte_codec()
-SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", http_app(Reciter(CODEC), CODEC, Served("tiny", context=64)))
+FOLDER = tempfile.TemporaryDirectory(prefix="outrider-openapi-")
+APP = http_app(Reciter(CODEC), CODEC, Served("tiny", context=64), batch_folder=Path(FOLDER.name))
+SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", APP)
+ROUTES = {
+    "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{name}", "/tokenize", "/v1/tokenize",
+    "/detokenize", "/v1/detokenize", "/v1/files", "/v1/files/{file_id}", "/v1/files/{file_id}/content", "/v1/batches",
+    "/v1/batches/{batch_id}", "/v1/batches/{batch_id}/cancel", "/status", "/health", "/ready", "/version",
+}  # fmt: skip
 SHAPE = {"message", "type", "param", "code"}
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the test clients behind schemathesis
+
+
+def test_every_route_is_described() -> None:
+    assert set(APP.openapi()["paths"]) == ROUTES
 
 
 @SCHEMA.parametrize()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -145,17 +146,19 @@ def test_command_line_against_a_server(emulated_url: str) -> None:
     assert "emulated:draft" in outrider("status")
 
 
-def test_interrupting_a_server_stops_what_it_started(tmp_path: Path) -> None:
+@pytest.mark.parametrize("proxy", ["serve", "haproxy"])
+def test_interrupting_a_server_stops_what_it_started(tmp_path: Path, proxy: str) -> None:
     """As Ctrl-C does it: the signal goes to the whole process group, Ray's processes included."""
     port = free_port()
     config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump(EMULATED | {"ingress": {"port": port}}))
+    ingress = {"port": port, "proxy": proxy, "batch_folder": str(tmp_path / "batches")}
+    config.write_text(yaml.safe_dump(EMULATED | {"ingress": ingress}))
     command = [sys.executable, "-m", "deployments.cli", "serve", str(config)]
     with (tmp_path / "log").open("wb") as log:
         server = subprocess.Popen(command, start_new_session=True, stdout=log, stderr=log)
     try:
         assert eventually(lambda: b"Serving" in (tmp_path / "log").read_bytes(), 120), (tmp_path / "log").read_text()
-        assert httpx.get(f"http://127.0.0.1:{port}/v1/models").json()["data"][0]["id"] == "emulated"
+        _use(f"http://127.0.0.1:{port}")
         os.killpg(server.pid, signal.SIGINT)
         assert server.wait(60) == 0
         assert eventually(lambda: not session_members(server.pid), 20)
@@ -163,6 +166,26 @@ def test_interrupting_a_server_stops_what_it_started(tmp_path: Path) -> None:
         for process in session_members(server.pid):
             os.kill(process, signal.SIGKILL)
         server.wait(10)
+
+
+def _use(url: str) -> None:
+    """What every proxy must carry: ids, refusals, streams, and the news that a client is gone."""
+    models = httpx.get(f"{url}/v1/models", headers={"x-request-id": "mine"})
+    assert models.json()["data"][0]["id"] == "emulated"
+    assert models.headers["x-request-id"] == "mine"
+    assert httpx.post(f"{url}/v1/completions", content=b"{").json()["error"]["code"] == "invalid_json"
+    with connect(url) as client:
+        (result,) = client.generate(["w1 w2"], max_tokens=30, temperature=0.0)
+        assert len(result.tokens) == 30
+        stream = client.stream("w1 w2", max_tokens=1500, ignore_eos=True)
+        next(stream)
+        stream.close()
+        assert eventually(lambda: client.status()["sessions"] == 0, 20)
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as official:
+        line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "w1"}}
+        file = official.files.create(file=("in", json.dumps(line).encode()), purpose="batch")
+        batch = official.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+        assert eventually(lambda: official.batches.retrieve(batch.id).status == "completed", 30)
 
 
 def session_members(session: int) -> list[int]:
@@ -247,8 +270,6 @@ class TestOfficialClient:
             temperature=0,
             response_format={"type": "json_schema", "json_schema": {"name": "c", "schema": schema}},
         )
-        import json
-
         assert json.loads(got.choices[0].message.content or "")["city"] in ("Paris", "Rome")
 
     def test_errors_are_the_client_s_own(self, official: openai.OpenAI) -> None:

@@ -208,3 +208,20 @@ async def test_a_new_target_takes_what_waits_for_a_slot(start, request_for) -> N
         for request, answer in zip(wanted, await jobs, strict=True):
             assert answer == truth(request)
         assert local.actors["target-1"]._progress > 0
+
+
+async def test_a_reader_that_falls_behind_gets_fewer_and_larger_steps(start, request_for) -> None:
+    """It reads one step, and goes on when everything is decided: the second step is all the rest."""
+    async with start() as local:
+        request = request_for("slow", (1, 2, 3), max_tokens=60)
+        answer = local.orchestrator.generate(request)
+        first = await anext(answer)
+        while not local.orchestrator._sessions["slow"].ended:
+            await asyncio.sleep(0.01)
+        rest = [delta async for delta in answer]
+        assert len(rest) == 1
+        assert [*first.tokens, *rest[0].tokens] == truth(request)
+        assert len(rest[0].texts) == len(rest[0].origins) == len(rest[0].tokens)
+        assert rest[0].finish == "length"
+        assert rest[0].usage is not None
+        assert (rest[0].usage.completion_tokens, rest[0].usage.passes > 2) == (60, True)
