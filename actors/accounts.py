@@ -38,6 +38,8 @@ class PassAccounts:
         self._settings = settings
         self._gain: float | None = None
         self._starved = self._declined = self._inter_token = 0.0
+        self._proposed = self._accepted = self._committed = self._held = 0.0
+        self._passes, self._busy_s, self._rows = 0, 0.0, 0
         recorder.set(telemetry.SLOTS, settings.slots)
         recorder.set(telemetry.KV_POSITIONS, settings.slots * settings.context)
 
@@ -46,7 +48,9 @@ class PassAccounts:
         recorder = self._recorder
         recorder.add(telemetry.PASSES, 1)
         recorder.observe(telemetry.PASS_SECONDS, report.seconds)
-        recorder.add(telemetry.BUSY_SECONDS, report.form_seconds + report.seconds + report.commit_seconds)
+        busy = report.form_seconds + report.seconds + report.commit_seconds
+        recorder.add(telemetry.BUSY_SECONDS, busy)
+        self._passes, self._busy_s, self._rows = self._passes + 1, self._busy_s + busy, self._rows + len(report.rulings)
         parts = {
             "hold": report.hold_seconds,
             "form": report.form_seconds,
@@ -79,6 +83,28 @@ class PassAccounts:
             "declined": self._declined,
         }
 
+    def facts(self, scheduler: Occupancy) -> dict[str, float]:
+        """For people: the load, what the controllers do, and what comes of it; running means over passes.
+
+        lookahead: draft tokens verified, acceptance_length: tokens committed, per pass and sequence. held: share of
+        the time in which passes waited for drafts. gain: tokens per second over plain decoding's, as estimated.
+        passes, busy_s and rows (sequences in passes) count from the start.
+        """
+        facts = self.load(scheduler) | {
+            "lookahead": self._proposed,
+            "held": self._held,
+            "passes": float(self._passes),
+            "busy_s": self._busy_s,
+            "rows": float(self._rows),
+        }
+        if self._committed:
+            facts["acceptance_length"] = self._committed
+        if self._proposed:
+            facts["acceptance_rate"] = self._accepted / self._proposed
+        if self._gain is not None:
+            facts["gain"] = self._gain
+        return facts
+
     def _decisions(self, report: PassReport) -> None:
         recorder = self._recorder
         verdicts = [ruling.verdict for ruling in report.rulings if ruling.verdict.error is None]
@@ -97,6 +123,12 @@ class PassAccounts:
         if verdicts and committed:
             rows = len(verdicts)
             whole = report.hold_seconds + report.form_seconds + report.seconds + report.commit_seconds
+            share = _SMOOTHING if self._committed else 1.0
+            accepted = sum(v.accepted for v in verdicts)
+            self._proposed += share * (proposed / rows - self._proposed)
+            self._accepted += share * (accepted / rows - self._accepted)
+            self._committed += share * (committed / rows - self._committed)
+            self._held += share * (report.hold_seconds / max(whole, 1e-9) - self._held)
             self._starved += _SMOOTHING * (report.starved / rows - self._starved)
             self._declined += _SMOOTHING * (report.declined / rows - self._declined)
             self._inter_token += _SMOOTHING * (whole * rows / committed - self._inter_token)
@@ -111,7 +143,12 @@ class StepAccounts:
 
     def __init__(self, recorder: Recorder, slots: int) -> None:
         self._recorder = recorder
+        self._step = self._width = 0.0
         recorder.set(telemetry.SLOTS, slots)
+
+    def facts(self) -> dict[str, float]:
+        """For people: running means of a step's seconds, and of the draft tokens that it sent."""
+        return {"step_s": self._step, "drafted": self._width} if self._step else {}
 
     def occupied(self, sequences: int) -> None:
         """Book the sequences that are followed now."""
@@ -120,6 +157,9 @@ class StepAccounts:
     def step_done(self, *, seconds: float, drafted: int, sequences: int) -> None:
         """Book one step that sent `drafted` tokens."""
         recorder = self._recorder
+        share = _SMOOTHING if self._step else 1.0
+        self._step += share * (seconds - self._step)
+        self._width += share * (drafted - self._width)
         recorder.add(telemetry.DRAFT_STEPS, 1)
         recorder.observe(telemetry.DRAFT_STEP_SECONDS, seconds)
         recorder.add(telemetry.BUSY_SECONDS, seconds)

@@ -155,6 +155,9 @@ class DraftActor(Replica[DraftMessage, OfferBatch]):
         """What the autoscaling policy of this tier goes by (cluster.autoscaling.DraftLoad)."""
         return {"sessions": float(len(self._owners)), "slots": float(self._settings.slots)}
 
+    def _facts(self) -> dict[str, float]:
+        return {"sessions": float(len(self._owners)), "slots": float(self._settings.slots), **self._accounts.facts()}
+
     def _busy(self) -> bool:
         return bool(self._owners) and not self._frontier_empty
 

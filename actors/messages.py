@@ -189,6 +189,8 @@ class Pulse:
     progress: int
     draining: bool = False
     """It shall get no new sequences; what it has may finish, or move."""
+    facts: dict[str, float] = field(default_factory=dict)
+    """Its load and what its controllers do, for people who ask (`outrider status`); nothing is decided by them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,12 @@ class Orchestrator:
         def tier(it: Tier[Any, Any]) -> dict[str, Any]:
             return {
                 "replicas": {
-                    name: {"sequences": len(c.load), "messages": c.messages, "draining": c.draining}
+                    name: {
+                        "sequences": len(c.load),
+                        "messages": c.messages,
+                        "draining": c.draining,
+                        **c.pulse.facts,
+                    }
                     for name, c in it.ready.items()
                 },
                 "refused": dict(it.refused),

@@ -97,7 +97,7 @@ class Replica(ABC, Generic[Mail, Result]):
     def _pulse(self) -> Pulse:
         if self._failure is not None:
             raise self._failed()
-        return Pulse(self._busy(), self._progress, self._draining)
+        return Pulse(self._busy(), self._progress, self._draining, self._facts() if self._card is not None else {})
 
     async def leave(self, link: str) -> None:
         """The orchestrator behind `link` is gone: give back what its sequences hold."""
@@ -113,6 +113,10 @@ class Replica(ABC, Generic[Mail, Result]):
             self._nudged = True  # it may be about to wait
             self._wake.notify()
         await empty.wait()
+
+    async def facts(self) -> dict[str, float]:
+        """Its load and what its controllers do, for people; empty until the model is built."""
+        return self._facts() if self._card is not None else {}
 
     async def ping(self, stuck_after_s: float = 60.0) -> str:
         """Health: raises EngineError when the model thread died, or has work and made no progress for that long."""
@@ -157,6 +161,10 @@ class Replica(ABC, Generic[Mail, Result]):
     @abstractmethod
     def _drop_link(self, link: str) -> None:
         """Give back what the sequences of a dead orchestrator hold."""
+
+    def _facts(self) -> dict[str, float]:
+        """Load and what the controllers do. Callable from any thread, once the model is built."""
+        return {}
 
     @abstractmethod
     def _busy(self) -> bool:

@@ -101,6 +101,9 @@ class TargetActor(Replica[TargetMessage, VerdictBatch]):
             self._tracer.end(name, finish="abandoned")
         self._accounts.occupied(self._passes)
 
+    def _facts(self) -> dict[str, float]:
+        return self._accounts.facts(self._passes)
+
     def _busy(self) -> bool:
         return self._scheduler is not None and self._scheduler.busy
 

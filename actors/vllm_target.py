@@ -359,7 +359,10 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
         """A pass is progress, also where it says nothing (part of a long prompt)."""
         pulse = super()._pulse()
         passes = self._desk.passes if self._built.is_set() else 0
-        return Pulse(pulse.busy, pulse.progress + passes, pulse.draining)
+        return Pulse(pulse.busy, pulse.progress + passes, pulse.draining, pulse.facts)
+
+    def _facts(self) -> dict[str, float]:
+        return self._accounts.facts(self) if self._accounts is not None else {}
 
     async def ping(self, stuck_after_s: float = 60.0) -> str:
         """Health: raises EngineError when vLLM died, or has work and ended no pass for that long."""

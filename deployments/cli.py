@@ -139,21 +139,26 @@ def chat(
 
 @app.command()
 def status(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> None:
-    """Both tiers: replicas and their load."""
+    """Both tiers: replicas, their load, what is accepted, and what the controllers are doing.
+
+    Exit code 1 when the server is not ready.
+    """
     with _client(url, key) as client:
         told, ready = client.status(), client.ready()
     if as_json:
         typer.echo(json.dumps({"ready": ready, **told}))
-        return
+        raise typer.Exit(0 if ready else 1)
     from rich.console import Console
     from rich.table import Table
 
     from deployments.explain import status_rows
 
-    table = Table("tier", "replica", "load", title=f"{url}: {'ready' if ready else 'not ready'}")
+    title = f"{url}: {'ready' if ready else 'not ready'}, {told.get('sessions', 0)} requests under way"
+    table = Table("tier", "replica", "load", "controllers", title=title)
     for row in status_rows(told):
         table.add_row(*row)
     Console().print(table)
+    raise typer.Exit(0 if ready else 1)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})

@@ -62,20 +62,47 @@ def describe(usage: Usage) -> str:
     return "; ".join(parts)
 
 
-def status_rows(status: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Tier, replica and its load, for `outrider status`."""
+def status_rows(status: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Tier, replica, its load and what its controllers do, for `outrider status`."""
     rows = []
     for tier in ("target", "draft"):
         told = status.get(tier, {})
         for name, replica in told.get("replicas", {}).items():
             leaving = ", to go when they have ended" if replica.get("draining") else ""
-            rows.append((tier, name, f"{replica.get('sequences', 0)} sequences{leaving}"))
+            rows.append((tier, name, _load(replica) + leaving, _controllers(replica)))
         for name, reason in told.get("refused", {}).items():
-            rows.append((tier, name, f"not used: {reason}"))
+            rows.append((tier, name, f"not used: {reason}", ""))
         if not told.get("replicas"):
-            rows.append((tier, "-", "no replica"))
-        rows += [(tier, "-", line) for line in _trouble(told)]
+            rows.append((tier, "-", "no replica", ""))
+        rows += [(tier, "-", line, "") for line in _trouble(told)]
     return rows
+
+
+def _load(replica: dict[str, Any]) -> str:
+    sequences = replica.get("sequences", 0)
+    parts = [f"{sequences} sequence{'' if sequences == 1 else 's'}"]
+    if "running" in replica:
+        parts.append(f"{replica['running']:.0f} of {replica['slots']:.0f} slots, {replica['waiting']:.0f} waiting")
+        parts.append(f"cache {replica['kv_share']:.0%}")
+    elif "sessions" in replica:
+        parts.append(f"{replica['sessions']:.0f} of {replica['slots']:.0f} slots")
+    return ", ".join(parts)
+
+
+def _controllers(replica: dict[str, Any]) -> str:
+    """The running means that the replica told; nothing before the first pass."""
+    forms = {
+        "lookahead": "lookahead {:.1f}",
+        "acceptance_rate": "{:.0%} accepted",
+        "acceptance_length": "{:.2f} tokens per pass",
+        "held": "{:.0%} of the time held for drafts",
+        "gain": "{:.2f}x plain decoding",
+        "drafted": "{:.1f} draft tokens per step",
+    }
+    parts = [form.format(replica[name]) for name, form in forms.items() if name in replica]
+    if "step_s" in replica:
+        parts.append(f"steps of {1e3 * replica['step_s']:.1f} ms")
+    return ", ".join(parts) if "acceptance_length" in replica or "step_s" in replica else ""
 
 
 def _trouble(told: dict[str, Any]) -> list[str]:
