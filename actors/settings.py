@@ -24,7 +24,7 @@ class SamplingSettings(Settings):
     """
 
     temperature: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] = 1.0
-    top_k: Annotated[int, Field(ge=-1)] = 0
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0
     """0 and -1 keep every token."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0

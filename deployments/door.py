@@ -29,7 +29,7 @@ from deployments.schema import ChatRequest, Common, CompletionRequest, Detokeniz
 from deployments.service import Codec, Served, Service
 from deployments.streams import EventStream, merged, while_connected
 from deployments.toolcalls import ToolCallReader
-from deployments.translate import chat_requests, check_model, completion_requests
+from deployments.translate import chat_requests, check_messages, check_model, completion_requests
 
 BATCH_PRIORITY = -10
 """Of requests of a batch that name none: what people wait for goes first."""
@@ -129,6 +129,7 @@ class Door:
         check_model(body.model, self.served)
         try:
             if body.messages is not None:
+                check_messages(len(body.messages), self.served)
                 messages = [message.plain() for message in body.messages]
                 tokens = await asyncio.to_thread(self.codec.encode_chat, messages, None, self.limits.body_bytes)
             else:

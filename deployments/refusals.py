@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from actors.errors import EngineError, OutriderError, RequestError
+from actors.errors import EngineError, InvalidSettingError, OutriderError, RequestError
 
 logger = logging.getLogger("outrider.http")
 
@@ -75,7 +75,8 @@ def install(app: FastAPI) -> None:
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
-        return error_response(RequestError(str(first["msg"]), str(first["loc"][-1])))
+        param = str(first["loc"][-1])
+        return error_response(InvalidSettingError(f"{param}: {first['msg']}", param))
 
     async def unforeseen(request: Request, error: Exception) -> Response:
         logger.error("%s %s failed", request.method, request.url.path, exc_info=error)

@@ -16,6 +16,10 @@ from deployments.body import Body
 MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 512
+MAX_BAD_WORDS = 256
+MAX_TOOLS = 1024
+MAX_TOP_K = 2**31 - 1
+"""Engines count in 32 bits."""
 
 Probability = Annotated[float, Field(gt=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -47,7 +51,7 @@ class Common(Body):
     stop: list[str] = []
     temperature: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] = 1.0
     top_p: Probability = 1.0
-    top_k: Annotated[int, Field(ge=-1)] = 0
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K)] = 0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
@@ -58,7 +62,9 @@ class Common(Body):
     min_tokens: Annotated[int, Field(ge=0)] = 0
     stop_token_ids: list[Annotated[int, Field(ge=0)]] = []
     allowed_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
-    bad_words: list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]] = []
+    bad_words: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]], Field(max_length=MAX_BAD_WORDS)
+    ] = []
     ignore_eos: bool = False
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
@@ -194,7 +200,7 @@ class ChatRequest(Common):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[dict[str, Any]] = []
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] = []
     tool_choice: Any = None
     parallel_tool_calls: bool = True
 

@@ -9,6 +9,8 @@ from typing import Any
 from actors.errors import InvalidSettingError
 
 MAX_GRAMMAR_CHARACTERS = 256 * 1024
+MAX_ALTERNATIVES = 1024
+"""Of `choice`, and of the functions that a forced call may name: more of them take seconds to compile."""
 
 
 def response_grammar(response_format: dict[str, Any] | None) -> str | None:
@@ -48,6 +50,8 @@ def structured_grammar(structured: dict[str, Any] | None) -> str | None:
             return _checked(LLMatcher.grammar_from_regex(pattern), param)
         case "grammar", str() as lark:
             return _checked(LLMatcher.grammar_from_lark(lark), param)
+        case "choice", list() as choices if len(choices) > MAX_ALTERNATIVES:
+            raise InvalidSettingError(f"choice has {len(choices)} alternatives; at most {MAX_ALTERNATIVES}", param)
         case "choice", list() as choices if choices and all(isinstance(c, str) and c for c in choices):
             alternatives = " | ".join(json.dumps(choice) for choice in choices)
             return _checked(LLMatcher.grammar_from_lark(f"start: {alternatives}"), param)
@@ -66,7 +70,7 @@ def tool_grammar(tools: Sequence[dict[str, Any]], choice: object) -> str | None:
         wanted = list(functions)
     elif isinstance(choice, dict) and isinstance(choice.get("function"), dict):
         wanted = [choice["function"].get("name")]
-        if wanted[0] not in functions:
+        if not isinstance(wanted[0], str) or wanted[0] not in functions:
             raise InvalidSettingError(f"tool_choice names {wanted[0]!r}, which is not among the tools", "tool_choice")
     else:
         raise InvalidSettingError(

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from actors.errors import InvalidSettingError, UnknownModelError
+from actors.errors import InvalidSettingError, PromptTooLongError, UnknownModelError
 from actors.messages import GenerationRequest, extend_key
 from actors.settings import SamplingSettings
 from deployments.schema import ChatRequest, Common, CompletionRequest
@@ -34,7 +34,7 @@ def completion_requests(body: CompletionRequest, id_: str, codec: Codec, served:
     """One request per prompt and candidate, in the order of the choices. Raises RequestError."""
     check_model(body.model, served)
     grammar = _one_grammar(response_grammar(body.response_format), structured_grammar(body.structured_outputs))
-    sampling = _sampling(body, codec, body.length_limit() or COMPLETION_TOKENS, grammar)
+    sampling = _sampling(body, codec, body.length_limit() or COMPLETION_TOKENS, grammar, served.context)
     candidates = body.best_of or body.n
     if candidates > body.n and sampling.logprobs is None:  # the best is told by its log-probability
         sampling = sampling.model_copy(update={"logprobs": 0})
@@ -55,12 +55,13 @@ def completion_requests(body: CompletionRequest, id_: str, codec: Codec, served:
 def chat_requests(body: ChatRequest, id_: str, codec: Codec, served: Served) -> list[GenerationRequest]:
     """One request per choice. Raises RequestError."""
     check_model(body.model, served)
+    check_messages(len(body.messages), served)
     grammar = _one_grammar(
         response_grammar(body.response_format),
         structured_grammar(body.structured_outputs),
         tool_grammar(body.tools, body.tool_choice),
     )
-    sampling = _sampling(body, codec, body.length_limit() or served.context, grammar)
+    sampling = _sampling(body, codec, body.length_limit() or served.context, grammar, served.context)
     tools = None if body.tool_choice == "none" else tuple(body.tools)
     return [
         GenerationRequest(
@@ -75,7 +76,7 @@ def chat_requests(body: ChatRequest, id_: str, codec: Codec, served: Served) -> 
     ]
 
 
-def _sampling(body: Common, codec: Codec, max_tokens: int, grammar: str | None) -> SamplingSettings:
+def _sampling(body: Common, codec: Codec, max_tokens: int, grammar: str | None, context: int) -> SamplingSettings:
     values: dict[str, Any] = {
         name: getattr(body, name)
         for name in (
@@ -103,7 +104,7 @@ def _sampling(body: Common, codec: Codec, max_tokens: int, grammar: str | None) 
             bad_words=_bad_words(body.bad_words, codec),
             logprobs=body.wanted_logprobs(),
             grammar=grammar,
-            prediction=_prediction(body.prediction, codec),
+            prediction=_prediction(body.prediction, codec, context),
             speculation=speculation is None or speculation.enabled,
             margins=speculation is not None and speculation.tokens,
         )
@@ -124,7 +125,7 @@ def _bad_words(words: list[str], codec: Codec) -> tuple[tuple[int, ...], ...]:
     return tuple(dict.fromkeys(form for form in forms if form))
 
 
-def _prediction(prediction: dict[str, Any] | None, codec: Codec) -> tuple[int, ...]:
+def _prediction(prediction: dict[str, Any] | None, codec: Codec, context: int) -> tuple[int, ...]:
     """OpenAI's Predicted Outputs: {type: 'content', content: text or text parts}."""
     if prediction is None:
         return ()
@@ -133,7 +134,18 @@ def _prediction(prediction: dict[str, Any] | None, codec: Codec) -> tuple[int, .
         content = "".join(part["text"] for part in content)
     if prediction.get("type") != "content" or not isinstance(content, str):
         raise InvalidSettingError("prediction must be {type: 'content', content: text}", "prediction")
-    return codec.encode(content, special=False)
+    try:
+        return codec.encode(content, context, special=False)
+    except PromptTooLongError as error:
+        raise InvalidSettingError(f"the prediction is longer than any answer: {error.message}", "prediction") from error
+
+
+def check_messages(count: int, served: Served) -> None:
+    """Raises PromptTooLongError for more messages than there are tokens; no template has to be filled to see that."""
+    if count > served.context:
+        raise PromptTooLongError(
+            f"{count} messages, of a token at least each, do not fit into {served.context} tokens", "messages"
+        )
 
 
 def _one_grammar(*grammars: str | None) -> str | None:

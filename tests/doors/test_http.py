@@ -37,7 +37,7 @@ def service() -> Reciter:
 
 @pytest.fixture
 async def client(service: Reciter) -> AsyncIterator[httpx.AsyncClient]:
-    app = http_app(service, CODEC, SERVED, HttpLimits(body_bytes=10_000))
+    app = http_app(service, CODEC, SERVED, HttpLimits(body_bytes=200_000))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         yield client
@@ -300,7 +300,16 @@ BAD_CHATS = [
     (chat(tools=[{"type": "function"}]), "tools"),
     (chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "other"}}), "tool_choice"),
     (chat(tool_choice="required"), "tool_choice"),
+    (chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": ["weather"]}}), "tool_choice"),
+    (chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": {}}}), "tool_choice"),
+    (chat(tools=[TOOL] * 1025), "tools"),
     (chat(prediction={"type": "content"}), "prediction"),
+    (chat(prediction={"type": "content", "content": "x" * 5000}), "prediction"),
+    (chat(messages=[{"role": "user", "content": "x"}] * 65), "messages"),  # the context has 64 tokens
+    (chat(bad_words=["x"] * 257), "bad_words"),
+    (chat(structured_outputs={"choice": ["x"] * 1025}), "structured_outputs"),
+    (chat(top_k=2**31), "top_k"),
+    (chat(max_tokens=10**400, temperature=-1), "temperature"),
     (chat(structured_outputs={"regex": "a", "json": {}}), "structured_outputs"),
     ({"model": "tiny"}, "messages"),
 ]
@@ -350,7 +359,7 @@ async def test_bad_completions_name_the_parameter(client: httpx.AsyncClient, bod
         (b'{"prompt": "x", "temperature": NaN}', "application/json", 400, "invalid_value"),
         (b'{"prompt": "x", "temperature": Infinity}', "application/json", 400, "invalid_value"),
         (b'{"prompt": "x"}', "text/plain", 415, "unsupported_media_type"),
-        (b'{"prompt": "' + b"x" * 20_000 + b'"}', "application/json", 413, "request_too_large"),
+        (b'{"prompt": "' + b"x" * 300_000 + b'"}', "application/json", 413, "request_too_large"),
     ],
 )
 async def test_bad_bodies(client: httpx.AsyncClient, content: bytes, type_: str, status: int, code: str) -> None:

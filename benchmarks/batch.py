@@ -1,0 +1,79 @@
+"""A batch of short prompts through the Python handle, on emulated tiers: does the target ever wait for work?
+
+    python -m benchmarks.batch [--prompts 10000] [--tokens 8] [--concurrency 256] [--plain] [--out FILE]
+
+busy: share of the time that the target spends in passes. filled: slots with a sequence in a pass, of all slots: a
+target can be busy with half-empty passes. Both count from the first prompt to the last answer, with both ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from typing import Any
+
+from cluster.config import load_config
+from deployments.client import connect
+from deployments.directory import NAMESPACE
+from deployments.local import application, free_port, ray_cluster
+
+SLOTS = 64
+
+
+def target_facts(status: dict[str, Any]) -> dict[str, float]:
+    """What the only target has done so far."""
+    import ray
+
+    (name,) = status["target"]["replicas"]
+    facts: dict[str, float] = ray.get(ray.get_actor(name, namespace=NAMESPACE).facts.remote())
+    return facts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=10_000)
+    parser.add_argument("--tokens", type=int, default=8)
+    parser.add_argument("--concurrency", type=int, default=256)
+    parser.add_argument("--plain", action="store_true", help="without a draft tier")
+    parser.add_argument("--out")
+    arguments = parser.parse_args()
+    draft = {"kind": "emulated", "model": "emulated:reference", "settings": {"slots": 2 * SLOTS}}
+    config = load_config(
+        {
+            "model_id": "emulated",
+            "target": {"engine": "emulated", "model": "emulated:reference", "settings": {"slots": SLOTS}},
+            "draft": {"kind": "none"} if arguments.plain else draft,
+            "ingress": {"port": free_port(), "batch_folder": None},
+        }
+    )
+    prompts = [f"prompt w{i}" for i in range(arguments.prompts)]
+    with ray_cluster(), application(config), connect("auto") as client:
+        sampling: dict[str, Any] = {"max_tokens": arguments.tokens, "temperature": 0.0, "ignore_eos": True}
+        client.generate(prompts[:SLOTS], progress=False, **sampling)  # warm up
+        before, started = target_facts(client.status()), time.perf_counter()
+        results = client.generate(prompts, concurrency=arguments.concurrency, progress=False, **sampling)
+        wall = time.perf_counter() - started
+        after = target_facts(client.status())
+    passes = after["passes"] - before["passes"]
+    told = {
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+        "prompts": len(prompts),
+        "failed": sum(not result.ok for result in results),
+        "draft tier": not arguments.plain,
+        "seconds": round(wall, 1),
+        "tokens/s": round(sum(len(result.tokens) for result in results) / wall),
+        "busy": round((after["busy_s"] - before["busy_s"]) / wall, 4),
+        "filled": round((after["rows"] - before["rows"]) / passes / SLOTS, 3),
+        "ms per pass": round(1e3 * (after["busy_s"] - before["busy_s"]) / passes, 1),
+    }
+    print(json.dumps(told, indent=2))
+    if arguments.out:
+        with open(arguments.out, "w", encoding="utf-8") as file:
+            file.write(json.dumps(told) + "\n")
+
+
+if __name__ == "__main__":
+    main()
