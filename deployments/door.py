@@ -22,7 +22,7 @@ from deployments import refusals
 from deployments.answers import Answer, ChatAnswer, CompletionAnswer, Options
 from deployments.body import Body, parse, validated
 from deployments.choice import Choice
-from deployments.edge import read_body
+from deployments.edge import BODY_LIMIT_S, read_body
 from deployments.gate import Gate
 from deployments.keys import Tenant
 from deployments.schema import ChatRequest, Common, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -45,11 +45,13 @@ Deltas = AsyncGenerator[tuple[int, Delta], None]
 class HttpLimits:
     """What the door lets in.
 
-    body_bytes: the longest body; more is refused unread. cors_origins: pages of these origins may call from browsers.
+    body_bytes: the longest body; more is refused unread. body_s: within so many seconds it must have come.
+    cors_origins: pages of these origins may call from browsers.
     access_log: one line of JSON per request, without keys and prompts.
     """
 
     body_bytes: int = 4 * 1024 * 1024
+    body_s: float = BODY_LIMIT_S
     cors_origins: tuple[str, ...] = ()
     access_log: bool = False
 
@@ -71,7 +73,7 @@ class Door:
 
     async def read(self, request: Request, model: type[B]) -> B:
         """The checked body. Raises RequestError."""
-        return parse(model, await read_body(request, self.limits.body_bytes))
+        return parse(model, await read_body(request, self.limits.body_bytes, self.limits.body_s))
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -17,10 +18,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.errors import InvalidSettingError
 from deployments.body import MalformedError
-from deployments.refusals import BodyTooLargeError, MediaTypeError
+from deployments.refusals import BodyTooLargeError, MediaTypeError, SlowBodyError
 
 access_log = logging.getLogger("outrider.access")
 
+BODY_LIMIT_S = 60.0
+UPLOAD_LIMIT_S = 900.0
 _HEADER = "x-request-id"
 _SANE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -83,8 +86,12 @@ class AccessLogMiddleware:
             access_log.info("%s", json.dumps(line))
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The JSON body. Raises MediaTypeError if it is declared as something else, BodyTooLargeError past `limit`."""
+async def read_body(request: Request, limit: int, limit_s: float = BODY_LIMIT_S) -> bytes:
+    """The JSON body.
+
+    Raises MediaTypeError if it is declared as something else, BodyTooLargeError past `limit` bytes, SlowBodyError when
+    it has not come within `limit_s`.
+    """
     declared = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
     if declared != "application/json" and not declared.endswith("+json"):
         raise MediaTypeError(f"the body must be sent as application/json, not {declared}")
@@ -92,10 +99,8 @@ async def read_body(request: Request, limit: int) -> bytes:
     if length.isdecimal() and int(length) > limit:
         raise _too_large(limit)
     received = bytearray()
-    async for part in request.stream():
+    async for part in _bounded(request, limit, limit_s):
         received += part
-        if len(received) > limit:
-            raise _too_large(limit)
     return bytes(received)
 
 
@@ -111,7 +116,9 @@ async def read_upload(request: Request, limit: int) -> tuple[dict[str, str], Upl
     if length.isdecimal() and int(length) > limit:
         raise _too_large(limit)
     try:
-        form = await MultiPartParser(request.headers, _bounded(request, limit), max_files=1, max_fields=16).parse()
+        form = await MultiPartParser(
+            request.headers, _bounded(request, limit, UPLOAD_LIMIT_S), max_files=1, max_fields=16
+        ).parse()
     except MultiPartException as error:
         raise MalformedError(error.message) from error
     content = form.get("file")
@@ -121,9 +128,18 @@ async def read_upload(request: Request, limit: int) -> tuple[dict[str, str], Upl
     return {name: value for name, value in form.items() if isinstance(value, str)}, content
 
 
-async def _bounded(request: Request, limit: int) -> AsyncGenerator[bytes, None]:
-    received = 0
-    async for part in request.stream():
+async def _bounded(request: Request, limit: int, limit_s: float) -> AsyncGenerator[bytes, None]:
+    """The body's parts, as long as they are few enough and in time."""
+    received, parts = 0, request.stream()
+    deadline = asyncio.get_running_loop().time() + limit_s
+    while True:
+        try:
+            async with asyncio.timeout_at(deadline):
+                part = await anext(parts, None)
+        except TimeoutError as error:
+            raise SlowBodyError(f"the body did not arrive within {limit_s:g} s") from error
+        if part is None:
+            return
         received += len(part)
         if received > limit:
             raise _too_large(limit)

@@ -86,7 +86,9 @@ def _limits(settings: Ingress) -> HttpLimits:
         if not access_log.handlers:
             access_log.addHandler(logging.StreamHandler())
             access_log.propagate = False
-    return HttpLimits(settings.max_body_bytes, settings.cors_origins, settings.access_log)
+    return HttpLimits(
+        body_bytes=settings.max_body_bytes, cors_origins=settings.cors_origins, access_log=settings.access_log
+    )
 
 
 def _gate(settings: Ingress) -> Gate:

@@ -23,6 +23,13 @@ class BodyTooLargeError(RequestError):
     code = "request_too_large"
 
 
+class SlowBodyError(RequestError):
+    """The body did not arrive in time."""
+
+    status = 408
+    code = "request_timeout"
+
+
 class MediaTypeError(RequestError):
     """The body is not declared as JSON."""
 
