@@ -118,10 +118,6 @@ class Replica(ABC, Generic[Mail, Result]):
         """Its load and what its controllers do, for people; empty until the model is built."""
         return self._facts() if self._card is not None else {}
 
-    async def facts(self) -> dict[str, float]:
-        """Its load and what its controllers do, for people; empty until the model is built."""
-        return self._facts() if self._card is not None else {}
-
     async def ping(self, stuck_after_s: float = 60.0) -> str:
         """Health: raises EngineError when the model thread died, or has work and made no progress for that long."""
         if self._failure is not None:

@@ -42,7 +42,9 @@ def ray_port() -> Iterator[int]:
 @pytest.fixture(scope="session")
 def emulated_url(ray_port: int) -> Iterator[str]:
     """An application of emulated tiers: exact tokens, real time, no arithmetic."""
-    yield from _application(EMULATED | {"ingress": {"port": ray_port, "route_prefix": "/emulated"}})
+    yield from _application(
+        EMULATED | {"ingress": {"port": ray_port, "route_prefix": "/emulated", "batch_folder": None}}
+    )
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +56,10 @@ def demo_url(ray_port: int) -> Iterator[str]:
     from cluster.config import load_config
 
     config = load_config(Path(deployments.__file__).with_name("demo.yaml"))
-    raw = config.model_dump() | {"name": "demo", "ingress": {"port": ray_port, "route_prefix": "/demo"}}
+    raw = config.model_dump() | {
+        "name": "demo",
+        "ingress": {"port": ray_port, "route_prefix": "/demo", "batch_folder": None},
+    }
     yield from _application(raw)
 
 

@@ -1,4 +1,4 @@
-"""Clients that do not behave, on real sockets: whatever they do, the server answers others and gives everything back."""
+"""Clients that do not behave, on real sockets: the server answers others and gives everything back."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def test_command_line_against_a_server(emulated_url: str) -> None:
     assert "emulated:draft" in outrider("status")
 
 
-@pytest.mark.parametrize("proxy", ["serve", "haproxy"])
+@pytest.mark.parametrize("proxy", ["serve", pytest.param("haproxy", marks=pytest.mark.slow)])
 def test_interrupting_a_server_stops_what_it_started(tmp_path: Path, proxy: str) -> None:
     """As Ctrl-C does it: the signal goes to the whole process group, Ray's processes included."""
     port = free_port()
