@@ -15,6 +15,7 @@ from tiny import byte_codec
 
 from actors import telemetry
 from actors.settings import SamplingSettings
+from deployments.asking import named, request_for
 
 CODEC = byte_codec()
 SCRIPT = CODEC.encode("abcdefghijklmnop")
@@ -127,3 +128,45 @@ async def test_a_full_queue_is_said_so_and_passes() -> None:
             assert refused.json()["error"]["type"] == "rate_limit_error"
             assert int(refused.headers["retry-after"]) >= 1
         assert (await it.http.post("/v1/completions", json=body)).status_code == 200
+
+
+@pytest.mark.parametrize("lookahead", [1, 2, 3, 4, 5, 6])
+async def test_a_stop_token_cuts_at_its_first_occurrence(lookahead: int) -> None:
+    """Some ids occur twice, and their first occurrences lie at every place of a block."""
+    text = "abcabdabceabcfab"
+    script = CODEC.encode(text)
+    async with stack(CODEC, script, "twin", lookahead) as it:
+        for place in range(1, 13):
+            got = await ask(it, {"stop_token_ids": [script[place]], "max_tokens": 40})
+            assert got["text"] == text[: text.index(text[place])]
+            assert got["finish_reason"] == "stop"
+            assert got["stop_reason"] == script[place]
+
+
+async def test_more_than_the_context_is_cut_alike_on_every_door() -> None:
+    """A context of 40: whatever is asked for beyond it ends with "length" where the context does."""
+    async with stack(CODEC, SCRIPT, "twin", 4, context=40) as it:
+        endless = {"max_tokens": 10_000, "ignore_eos": True, "temperature": 0}
+        message = {"messages": [{"role": "user", "content": "x"}]}
+        lengths = {}
+        for name, route, prompt in (
+            ("completion", "/v1/completions", {"prompt": "xyz"}),
+            ("chat", "/v1/chat/completions", message),
+            ("newer", "/v1/chat/completions", {**message, "max_completion_tokens": 9999}),
+        ):
+            got = (await it.http.post(route, json={**endless, **prompt})).json()
+            assert got["choices"][0]["finish_reason"] == "length"
+            lengths[name] = got["usage"]["prompt_tokens"], got["usage"]["completion_tokens"]
+        assert lengths == {"completion": (3, 37), "chat": (3, 37), "newer": (3, 37)}
+        request = named(request_for("xyz", endless))
+        handle = [delta async for delta in it.orchestrator.generate(request)]
+        assert sum(len(delta.tokens) for delta in handle) == 37
+        five = await it.http.post("/v1/chat/completions", json={**message, "max_completion_tokens": 5, "max_tokens": 9})
+        assert five.json()["usage"]["completion_tokens"] == 5
+        for route, prompt in (
+            ("/v1/completions", {"prompt": "x" * 40}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 40}]}),
+        ):
+            for stream in (False, True):
+                full = await it.http.post(route, json={**prompt, "stream": stream})
+                assert (full.status_code, full.json()["error"]["code"]) == (400, "context_length_exceeded")
