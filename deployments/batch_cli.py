@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 
 PATIENCE = 8
 """Tries of one item before it counts as failed; the pauses between them grow to twenty seconds."""
+EXAMPLES = (
+    "A line of IN:\n\n"
+    '{"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "One is", "max_tokens": 9}}\n\n'
+    "Examples:\n\n"
+    "outrider batch requests.jsonl answers.jsonl\n\n"
+    "outrider batch requests.jsonl answers.jsonl --url https://outrider.example --concurrency 256"
+)
+"""The end of the command's help."""
 RETRIED = (429, 500, 502, 503, 504)
 
 

@@ -36,6 +36,18 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(models_app, name="models")
 app.add_typer(config_app, name="config")
 
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            typer.echo(version("outrider"))
+        except PackageNotFoundError:  # run from a source tree on PYTHONPATH
+            typer.echo("unknown")
+        raise typer.Exit
+
+
 Url = Annotated[str, typer.Option(help="The server.", envvar="OUTRIDER_URL")]
 Key = Annotated[str | None, typer.Option(help="API key, if the server asks for one.", envvar="OUTRIDER_API_KEY")]
 ConfigPath = Annotated[
@@ -44,7 +56,21 @@ ConfigPath = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
 
 
-@app.command()
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_version)
+    ] = False,
+) -> None:
+    """What holds for all commands; the help text is the application's."""
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "outrider serve demo                      the demo's small model, at http://127.0.0.1:8000\n\n"
+    "outrider serve my.yaml --address auto    on the Ray cluster of this machine\n\n"
+    "outrider config check my.yaml            says what is wrong with it, and starts nothing"
+)
 def serve(
     config: ConfigPath,
     host: Annotated[str | None, typer.Option(help="Instead of ingress.host.")] = None,
@@ -80,7 +106,11 @@ def demo(
         raise typer.Exit(run(once=once, port=port))
 
 
-@app.command()
+@app.command(
+    epilog="Examples:\n\n"
+    'outrider generate "Why is the sky blue?" --explain\n\n'
+    "cat prompt.txt | outrider generate - --raw --temperature 0 --json"
+)
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input.", show_default=False)],
     url: Url = DEFAULT_URL,
@@ -137,7 +167,12 @@ def chat(
             messages.append({"role": "assistant", "content": answer})
 
 
-@app.command()
+@app.command(
+    epilog="Examples:\n\n"
+    "watch outrider status\n\n"
+    "outrider status --json | jq .target    numbers for machines\n\n"
+    "until outrider status; do sleep 1; done    waits until both tiers can serve"
+)
 def status(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> None:
     """Both tiers: replicas, their load, what is accepted, and what the controllers are doing.
 
@@ -222,7 +257,7 @@ def _add_groups() -> None:
         return
     from deployments import batch_cli, distill_cli, k8s_cli, plan_cli
 
-    app.command()(batch_cli.batch)
+    app.command(epilog=batch_cli.EXAMPLES)(batch_cli.batch)
     app.command()(plan_cli.plan)
     app.command()(plan_cli.acceptance)
     app.command()(distill_cli.distill)

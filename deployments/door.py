@@ -113,7 +113,7 @@ class Door:
         id_ = f"chatcmpl-{secrets.token_hex(16)}"
         asked = await asyncio.to_thread(chat_requests, body, id_, self.codec, self.served)
         names = [] if body.tool_choice == "none" else [tool["function"]["name"] for tool in body.tools]
-        choices = [Choice(i, reader=ToolCallReader(names)) for i in range(len(asked))]
+        choices = [Choice(i, reader=ToolCallReader(names, body.parallel_tool_calls)) for i in range(len(asked))]
         return ChatAnswer(id_, int(self.clock()), self.served, self.codec, choices, _options(body, body.n)), asked
 
     async def models(self) -> Response:

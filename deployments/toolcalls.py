@@ -39,7 +39,9 @@ class ToolCall:
 class ToolCallReader:
     """Lets text through until a call may have begun; what follows is held until the end and then read."""
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, names: Iterable[str], parallel: bool = True) -> None:
+        """parallel: whether several calls may be told; otherwise the first one is."""
+        self._parallel = parallel
         self._names = frozenset(names)
         self._markers = StopMatcher(_MARKERS)
         self._text = ""
@@ -69,7 +71,9 @@ class ToolCallReader:
         if self._held is None:
             return self._markers.flush(), []
         calls = read_calls(self._held, self._names)
-        return ("", calls) if calls else (self._held, [])
+        if not calls:
+            return self._held, []
+        return "", calls if self._parallel else calls[:1]
 
 
 def read_calls(text: str, names: Iterable[str]) -> list[ToolCall]:

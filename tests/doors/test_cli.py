@@ -39,6 +39,15 @@ def test_help_imports_nothing_heavy() -> None:
         assert command in done.stdout
 
 
+def test_help_shows_how(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("serve", "generate", "status", "batch"):
+        code, out, _ = outrider(capsys, command, "--help")
+        assert code == 0
+        assert f"outrider {command} " in out
+    code, out, _ = outrider(capsys, "--version")
+    assert (code, len(out.split())) == (0, 1)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

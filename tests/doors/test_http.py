@@ -255,6 +255,16 @@ async def test_tool_calls(client: httpx.AsyncClient, service: Reciter, written: 
     assert service.requests[0].tools == (TOOL,)
 
 
+@pytest.mark.parametrize("parallel", [True, False])
+async def test_several_calls_unless_one_is_wanted(client: httpx.AsyncClient, service: Reciter, parallel: bool) -> None:
+    one = '<tool_call>{"name": "weather", "arguments": {"city": "%s"}}</tool_call>'
+    service.says = one % "Rome" + one % "Oslo"
+    body = chat(tools=[TOOL], max_tokens=200, parallel_tool_calls=parallel)
+    message = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]["message"]
+    cities = [json.loads(call["function"]["arguments"])["city"] for call in message["tool_calls"]]
+    assert cities == (["Rome", "Oslo"] if parallel else ["Rome"])
+
+
 async def test_text_that_is_no_call_is_shown(client: httpx.AsyncClient, service: Reciter) -> None:
     service.says = "a <tool_call>not json"
     choice = (await client.post("/v1/chat/completions", json=chat(tools=[TOOL]))).json()["choices"][0]

@@ -118,6 +118,12 @@ def test_generates_side_by_side(page: tuple[Tab, Reciter], tmp_path: Path) -> No
     assert "accepted" in about
     assert "probability" in about
     assert [r.sampling.speculation for r in reciter.requests] == [True, False]
+    tab.until("document.getElementById('fast-figures').textContent.includes('x')")  # over plain decoding
+    tab.value("document.querySelector('#fast span').dispatchEvent(new Event('pointerenter'))")
+    assert "accepted" in tab.value("document.getElementById('detail').textContent")
+    assert tab.value("document.querySelectorAll('#detail i').length") == 5  # the token, and the four best
+    ink = "[...document.getElementById('chart').getContext('2d').getImageData(62, 0, 40, 300).data].some((it) => it)"
+    assert tab.value(ink)
     assert tab.value("document.documentElement.scrollWidth <= innerWidth")  # fits a phone
     assert tab.value("[...document.querySelectorAll('input, textarea')].every((it) => it.labels.length > 0)")
     tab.until("document.getElementById('state').textContent.includes('no replica')")
