@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from deployments import openapi, refusals
@@ -59,6 +60,7 @@ def http_app(
         return Response(status_code=499)  # nobody reads it
 
     app.add_exception_handler(GoneError, gone)
+    app.add_exception_handler(ClientDisconnect, gone)  # in the middle of its body
     if stamp_ids:
         app.add_middleware(RequestIdMiddleware)
     if limits.cors_origins:

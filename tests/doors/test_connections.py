@@ -76,7 +76,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for(server: tuple[Reciter
     assert len(service.requests) == 1
 
 
-async def test_a_body_cut_short_reaches_nobody(server: tuple[Reciter, int]) -> None:
+async def test_a_body_cut_short_reaches_nobody(server: tuple[Reciter, int], caplog: pytest.LogCaptureFixture) -> None:
     service, port = server
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(post(ask()[:10], length=1000))
@@ -84,6 +84,7 @@ async def test_a_body_cut_short_reaches_nobody(server: tuple[Reciter, int]) -> N
     writer.transport.abort()
     assert await answers(port)
     assert len(service.requests) == 1
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]  # clients go, that is no failure
 
 
 @pytest.mark.parametrize("count", [1, 20])

@@ -241,6 +241,44 @@ def session_members(session: int) -> list[int]:
     return members
 
 
+@pytest.mark.slow
+def test_streams_go_on_while_a_new_version_is_rolled_out(ray_port: int) -> None:
+    """Every deployment is replaced under eight streams; each ends with the tokens it would have had."""
+    from ray import serve
+
+    from cluster.config import load_config
+    from deployments.app import application as build
+    from deployments.local import application
+
+    ingress = {"port": ray_port, "route_prefix": "/rolling", "batch_folder": None}
+    raw = EMULATED | {"name": "rolling", "ingress": ingress}
+    asked: dict[str, Any] = {"max_tokens": 800, "temperature": 0.0, "ignore_eos": True}
+    with application(load_config(raw)) as url, connect(url) as client:
+        expected = tokens_of(client.generate(PROMPTS[:8], **asked))
+        started = threading.Barrier(9)
+        got: dict[int, list[int]] = {}
+
+        def one(index: int) -> None:
+            tokens: list[int] = []
+            for delta in client.stream(PROMPTS[index], **asked):
+                if not tokens:
+                    started.wait(60)
+                tokens += delta.tokens
+            got[index] = tokens
+
+        threads = [threading.Thread(target=one, args=(index,)) for index in range(8)]
+        for thread in threads:
+            thread.start()
+        started.wait(60)
+        before = replicas(client, "target")
+        changed = load_config(raw | {"ingress": ingress | {"access_log": True}})
+        serve.run(build(changed), name="rolling", route_prefix="/rolling")
+        for thread in threads:
+            thread.join(120)
+        assert [got.get(index) for index in range(8)] == expected
+        assert eventually(lambda: bool(replicas(client, "target")) and not before & replicas(client, "target"))
+
+
 @pytest.mark.demo
 class TestOfficialClient:
     """The `openai` package against the demo's real model."""
