@@ -10,8 +10,9 @@ content (the key of its parent and its own id), not by a round: what is stale si
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal
 
 from actors.settings import SamplingSettings
@@ -250,18 +251,23 @@ class Delta:
 
     def then(self, later: Delta) -> Delta:
         """This step and the one after it, as one."""
-        texts = self.texts + later.texts
-        over = len(texts) - len(self.tokens) - len(later.tokens)
-        if over > 0 and len(texts) > over:  # text that came without a token of its own belongs to the one before
-            kept = len(texts) - over
-            texts = (*texts[: kept - 1], "".join(texts[kept - 1 :]))
-        return Delta(
-            tokens=self.tokens + later.tokens,
-            texts=texts,
-            origins=self.origins + later.origins,
-            alternatives=self.alternatives + later.alternatives,
-            margins=self.margins + later.margins,
-            finish=later.finish,
-            stop=later.stop,
-            usage=later.usage,
-        )
+        return joined([self, later])
+
+
+def joined(steps: Sequence[Delta]) -> Delta:
+    """Steps of one answer, in order, as one."""
+    tokens = tuple(chain.from_iterable(step.tokens for step in steps))
+    texts = tuple(chain.from_iterable(step.texts for step in steps))
+    if len(texts) > len(tokens) > 0:  # text that came without a token of its own belongs to the last one
+        texts = (*texts[: len(tokens) - 1], "".join(texts[len(tokens) - 1 :]))
+    last = steps[-1] if steps else Delta()
+    return Delta(
+        tokens=tokens,
+        texts=texts,
+        origins=tuple(chain.from_iterable(step.origins for step in steps)),
+        alternatives=tuple(chain.from_iterable(step.alternatives for step in steps)),
+        margins=tuple(chain.from_iterable(step.margins for step in steps)),
+        finish=last.finish,
+        stop=last.stop,
+        usage=last.usage,
+    )

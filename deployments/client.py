@@ -25,7 +25,7 @@ from deployments.journal import Journal, digest
 from deployments.progress import Progress, progress_for
 from deployments.remote import HttpService
 from deployments.results import Result
-from deployments.service import Service
+from deployments.service import Answering, Service
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 LONGEST_PAUSE_S = 20.0
@@ -127,16 +127,21 @@ class Client:
         self, requests: list[GenerationRequest], concurrency: int, journal: Journal | None, bar: Progress
     ) -> AsyncGenerator[Result, None]:
         waiting = iter(enumerate(requests))
-        finished: asyncio.Queue[Result] = asyncio.Queue(maxsize=2 * concurrency)
+        finished: asyncio.Queue[Result | Exception] = asyncio.Queue(maxsize=2 * concurrency)
 
         async def worker() -> None:
-            for index, request in waiting:
-                await finished.put(await self._item(index, request, journal))
+            try:
+                for index, request in waiting:
+                    await finished.put(await self._item(index, request, journal))
+            except Exception as error:  # a journal that cannot be written
+                await finished.put(error)
 
         workers = [asyncio.create_task(worker()) for _ in range(min(concurrency, len(requests)))]
         try:
             for _ in requests:
-                result = await _next(finished, workers)
+                result = await finished.get()
+                if isinstance(result, Exception):
+                    raise result
                 bar.add(result)
                 yield result
         finally:
@@ -158,6 +163,9 @@ class Client:
         for attempt in range(self._retries + 1):
             result = Result(index)
             try:
+                if isinstance(self._service, Answering):
+                    result.take(await self._service.answer(named(request)))
+                    return result
                 async for delta in self._service.generate(named(request)):
                     result.take(delta)
                 return result
@@ -239,23 +247,6 @@ class Client:
         except BaseException:
             future.cancel()
             raise
-
-
-async def _next(finished: asyncio.Queue[Result], workers: list[asyncio.Task[None]]) -> Result:
-    """The next result; an error of a worker (a journal that cannot be written) is raised instead."""
-    getter = asyncio.create_task(finished.get())
-    waiting: set[asyncio.Task[Any]] = {getter, *(one for one in workers if not one.done())}
-    try:
-        while True:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for one in workers:
-                if one.done() and not one.cancelled() and (error := one.exception()) is not None:
-                    raise error
-            if getter.done():
-                return getter.result()
-            waiting = {getter, *(one for one in workers if not one.done())}
-    finally:
-        getter.cancel()
 
 
 def _connected_to_ray() -> bool:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from actors.admission import Admission
 from actors.errors import EngineError, OutriderError, UnavailableError
@@ -18,6 +19,7 @@ from cluster.factory import TextFacts
 from cluster.recorder import RayRecorder
 from cluster.traces import tracer_for
 from deployments.beats import SILENCE_S, SilenceError, beating, listening
+from deployments.bundles import Bundler, Outcome, answered
 from deployments.directory import NamedActors
 from deployments.overview import overview
 
@@ -90,6 +92,12 @@ class OrchestratorReplica:
             async for delta in deltas:
                 yield delta
 
+    async def answer(self, requests: list[GenerationRequest]) -> AsyncGenerator[list[Outcome]]:
+        """Serve many requests, and tell each when it is complete; see bundles.answered."""
+        async with aclosing(answered(self._own.generate, requests)) as outcomes:
+            async for found in outcomes:
+                yield found
+
     def check_health(self) -> None:
         """Serve's health check. Raises EngineError when the orchestrator does not look for replicas any more."""
         self._own.check()
@@ -112,7 +120,30 @@ class RemoteService:
     def __init__(self, handle: Any, silence_s: float = SILENCE_S) -> None:
         self._handle = handle
         self._silence = silence_s
-        self._generate = handle.options(stream=True).generate  # one handle for all requests: each costs a long-poll
+        streaming = handle.options(stream=True)  # one handle for all requests: each costs a long-poll
+        self._generate, self._answer = streaming.generate, streaming.answer
+        self._bundlers: WeakKeyDictionary[asyncio.AbstractEventLoop, Bundler] = WeakKeyDictionary()
+
+    async def answer(self, request: GenerationRequest) -> Delta:
+        """The whole answer, in one call with whatever else is asked at the same time.
+
+        Raises the errors of actors/errors.py; UnavailableError when its orchestrator is lost: ask again.
+        """
+        loop = asyncio.get_running_loop()
+        if loop not in self._bundlers:
+            self._bundlers[loop] = Bundler(self._bundle, _lost_or_own, self._silence)
+        return await self._bundlers[loop].answer(request)
+
+    async def _bundle(self, requests: list[GenerationRequest]) -> AsyncGenerator[list[Outcome]]:
+        response = self._answer.remote(requests)
+        ended = False
+        try:
+            async for found in response:
+                yield found
+            ended = True
+        finally:
+            if not ended:
+                response.cancel()
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta]:
         """Deltas of one answer. Raises the errors of actors/errors.py."""
@@ -151,6 +182,14 @@ class RemoteService:
             return bool(await self._handle.ready.remote())
         except Exception:
             return False
+
+
+def _lost_or_own(error: Exception) -> Exception:
+    from ray.exceptions import RayActorError
+
+    if isinstance(error, RayActorError | SilenceError | StopAsyncIteration):
+        return UnavailableError("the orchestrator was lost under this request")
+    return own_error(error)
 
 
 def own_error(error: Exception) -> Exception:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from actors.messages import Delta, GenerationRequest
 from actors.settings import Rule
@@ -19,6 +19,13 @@ class Service(Protocol):
     async def status(self) -> dict[str, object]: ...
 
     async def ready(self) -> bool: ...
+
+
+@runtime_checkable
+class Answering(Protocol):
+    """A Service that can be asked for whole answers at less cost than for their steps."""
+
+    async def answer(self, request: GenerationRequest) -> Delta: ...
 
 
 class Codec(Protocol):
