@@ -1,6 +1,6 @@
 """A batch of short prompts through the Python handle, on emulated tiers: does the target ever wait for work?
 
-    python -m benchmarks.batch [--prompts 10000] [--tokens 8] [--concurrency 256] [--plain] [--out FILE]
+    python -m benchmarks.batch [--prompts 10000] [--tokens 16] [--concurrency 256] [--plain] [--out FILE]
 
 busy: share of the time that the target spends in passes. filled: slots with a sequence in a pass, of all slots: a
 target can be busy with half-empty passes. Both count from the first prompt to the last answer, with both ends.
@@ -35,7 +35,7 @@ def target_facts(status: dict[str, Any]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=10_000)
-    parser.add_argument("--tokens", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--concurrency", type=int, default=256)
     parser.add_argument("--plain", action="store_true", help="without a draft tier")
     parser.add_argument("--out")
