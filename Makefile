@@ -45,6 +45,12 @@ bench-draft: $(STAMP)  ## what the demo draft is worth, on prompts that it was n
 bench-algorithms: $(STAMP)  ## cost of the acceptance rules and the noise
 	$(BIN)/python -m benchmarks.algorithms $(ARGS)
 
+bench-doors: $(STAMP)  ## what HTTP costs, and 200 streams at once (ARGS="--proxy haproxy")
+	$(BIN)/python -m benchmarks.doors $(ARGS)
+
+bench-batch: $(STAMP)  ## 10,000 short prompts through the Python handle: is the target kept busy
+	$(BIN)/python -m benchmarks.batch $(ARGS)
+
 bench-memory: $(STAMP)  ## resident memory before and after 500 requests
 	$(BIN)/python -m benchmarks.memory $(ARGS)
 

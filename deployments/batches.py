@@ -88,6 +88,7 @@ class Batches:
             with self._store.held(id_) as ours:
                 if ours:
                     await self._work(await asyncio.to_thread(self._store.batch, id_))
+                    await asyncio.to_thread(self._store.tidy, id_)
         except Exception as error:  # a full disk, a lost volume: taken up again
             logger.error("batch %s stands still", id_, exc_info=error)
             await asyncio.sleep(self._period_s)
@@ -185,8 +186,6 @@ class Batches:
         elif batch.problems:
             end = "expired"
         self._store.advance(batch.id, end, (batch.status,), **facts)
-        for name in ("output", "errors"):
-            (self._store.work(batch.id) / f"{name}.jsonl").unlink(missing_ok=True)
 
 
 class _Expiry:

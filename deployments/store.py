@@ -188,6 +188,11 @@ class BatchStore:
         folder.mkdir(exist_ok=True, mode=0o700)
         return folder
 
+    def tidy(self, id_: str) -> None:
+        """Remove that folder if the batch is at its end: its results are files then."""
+        if self.batch(id_).status not in OPEN:
+            shutil.rmtree(self._folder / "work" / id_, ignore_errors=True)
+
     @contextmanager
     def held(self, id_: str) -> Iterator[bool]:
         """Whether this is now the only one to work on the batch, among all processes, until the context ends."""

@@ -115,6 +115,8 @@ async def test_a_batch_from_upload_to_results(tmp_path: Path) -> None:
         for at in (done.in_progress_at, done.finalizing_at, done.completed_at):
             assert at >= done.created_at
         assert (await client.files.retrieve(done.output_file_id)).purpose == "batch_output"
+        while list((tmp_path / "work").iterdir()):  # bounded by the test's time limit
+            await asyncio.sleep(0.01)
 
 
 async def test_files(tmp_path: Path) -> None:
