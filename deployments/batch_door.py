@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
+import sqlite3
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,13 +14,15 @@ from fastapi import Query, Request
 from pydantic import Field
 from starlette.responses import FileResponse, JSONResponse, Response
 
-from actors.errors import InvalidSettingError, OverloadedError
+from actors.errors import InvalidSettingError, OverloadedError, UnavailableError
 from deployments.batches import Answer, Batches
 from deployments.body import Body, parse
 from deployments.edge import read_body, read_upload
 from deployments.refusals import BodyTooLargeError
 from deployments.store import BatchStore
 from deployments.stored import StoredBatch, StoredFile
+
+logger = logging.getLogger("outrider.http")
 
 _WINDOW = re.compile(r"([1-9]\d{0,3})([hd])")
 _SECONDS = {"h": 3600, "d": 86_400}
@@ -71,8 +75,11 @@ class BatchDoor:
 
     async def resume(self) -> None:
         """Go on with what an earlier process left."""
-        if (self.folder / "batches.sqlite").exists():
-            (await self._worker()).start()
+        try:
+            if (self.folder / "batches.sqlite").exists():
+                (await self._worker()).start()
+        except (OSError, UnavailableError) as error:  # answers can be given without it
+            logger.error("no batches: %s", error)
 
     async def close(self) -> None:
         """Let go; what is under way is taken up by the next process."""
@@ -176,7 +183,11 @@ class BatchDoor:
     async def _open(self) -> BatchStore:
         async with self._opening:
             if self._store is None:
-                self._store = await asyncio.to_thread(BatchStore, self.folder)
+                try:
+                    self._store = await asyncio.to_thread(BatchStore, self.folder)
+                except (OSError, sqlite3.Error) as error:
+                    logger.error("files cannot be kept in %s: %s", self.folder, error)
+                    raise UnavailableError("this server has no place for files (ingress.batch_folder)") from error
             return self._store
 
     async def _worker(self) -> Batches:

@@ -46,8 +46,12 @@ class BatchStore:
             folder / "batches.sqlite", isolation_level=None, check_same_thread=False, timeout=30
         )
         self._database.row_factory = sqlite3.Row
-        self._database.execute("PRAGMA journal_mode=WAL")
-        self._database.executescript(_TABLES)
+        try:
+            self._database.execute("PRAGMA journal_mode=WAL")
+            self._database.executescript(_TABLES)
+        except sqlite3.Error:
+            self._database.close()
+            raise
 
     def close(self) -> None:
         """Close the database."""

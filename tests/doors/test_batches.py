@@ -285,6 +285,22 @@ async def test_bad_uploads(tmp_path: Path, headers: dict[str, str], body: bytes,
         assert set(got.json()["error"]) == {"message", "type", "param", "code"}
 
 
+async def test_a_folder_that_cannot_be_used_costs_these_routes_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "batches.sqlite").write_bytes(b"no database, " * 1000)
+    for folder in (tmp_path / "file", broken):
+        async with client_of(folder, Reciter(CODEC)) as client:
+            with pytest.raises(openai.InternalServerError) as refused:
+                await client.files.create(file=("in", b"x"), purpose="batch")
+            assert (refused.value.status_code, refused.value.code) == (503, "unavailable")
+            assert (await client.completions.create(model="tiny", prompt="x")).choices[0].text
+        assert str(folder) in caplog.text
+
+
 async def test_a_file_without_a_request_fails(tmp_path: Path) -> None:
     async with client_of(tmp_path, Reciter(CODEC)) as client:
         for content in (b"", b"nonsense\n{}\n"):
