@@ -14,6 +14,7 @@ from tiny import Reciter, byte_codec
 
 from actors.errors import (
     ConfigError,
+    EngineError,
     InvalidSettingError,
     OverloadedError,
     PromptError,
@@ -181,10 +182,12 @@ async def test_a_connection_that_ends_early_is_no_answer(cut: int) -> None:
             raise httpx.ConnectError("refused")
         return httpx.Response(200, content=truncated())
 
-    service = HttpService("http://test", transport=httpx.MockTransport(answer))
-    client = Client(service, retries=0)
-    async for result in client.agenerate(["a"]):
-        assert isinstance(result.error, UnavailableError)
+    client = Client(HttpService("http://test", transport=httpx.MockTransport(answer)), retries=0)
+    with pytest.raises(UnavailableError):
+        async for _ in client.astream("a"):
+            pass
+    async for result in client.agenerate(["a"]):  # asked as a whole: what comes is no answer at all
+        assert isinstance(result.error, UnavailableError if cut else EngineError)
     client.close()
 
 
