@@ -6,6 +6,7 @@ fires, and requests are traced through all four parts. `make test-observability`
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import signal
@@ -284,11 +285,14 @@ def test_observe(observed: Observed) -> None:
     with subprocess.Popen(
         [*command, "--address", observed.cluster, "--port", str(port)], stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
-        printed = "".join(iter(process.stdout.readline, "Ctrl-C ends it.\n"))
-        assert f"Prometheus  {url}\n" in printed
-        for model in all_dashboards():
-            assert f"{model['title']}\n  {url}/graph?g0.expr=" in printed
-        assert eventually(lambda: ask(url, 'up{job="outrider"} == 1'), 30)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        try:
+            assert process.stdout is not None
+            printed = "".join(itertools.takewhile(lambda line: line != "Ctrl-C ends it.\n", process.stdout))
+            assert f"Prometheus  {url}\n" in printed
+            for model in all_dashboards():
+                assert f"{model['title']}\n  {url}/graph?g0.expr=" in printed
+            assert eventually(lambda: ask(url, 'up{job="outrider"} == 1'), 30)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
