@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,6 +40,7 @@ def batch(
     url: Annotated[str, typer.Option(help="The server.", envvar="OUTRIDER_URL")] = "http://127.0.0.1:8000",
     key: Annotated[str | None, typer.Option(help="API key.", envvar="OUTRIDER_API_KEY")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests under way at once.")] = 64,
+    as_json: Annotated[bool, typer.Option("--json", help="The counts at the end, for machines.")] = False,
 ) -> None:
     """Answer every request of a file. Stop it at any moment: the same command goes on where it was.
 
@@ -46,6 +49,8 @@ def batch(
     counts = asyncio.run(
         _run(source, results, errors or results.with_name(results.name + ".errors"), url, key, concurrency)
     )
+    if as_json:
+        typer.echo(json.dumps(asdict(counts)))
     typer.echo(
         f"{counts.completed} answered, {counts.failed} failed, of {counts.total} ({counts.resumed} by an earlier run)",
         err=True,

@@ -107,7 +107,7 @@ def test_a_job_killed_again_and_again_is_complete_in_the_end(tmp_path: Path, ser
     """kill -9 after a random number of results, until it is through: 400 items, each exactly once."""
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("\n".join(line(f"item-{i}", **({"n": 0} if i == 7 else {})) for i in range(400)))
-    command = [sys.executable, "-m", "deployments.cli", "batch", str(source), str(out), "--url", server]
+    command = [sys.executable, "-m", "deployments.cli", "batch", str(source), str(out), "--url", server, "--json"]
     luck = random.Random(3)
     for attempt in range(30):
         job = subprocess.Popen([*command, "--concurrency", "8"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -116,8 +116,9 @@ def test_a_job_killed_again_and_again_is_complete_in_the_end(tmp_path: Path, ser
             if attempt < 29 and out.exists() and len(out.read_bytes().splitlines()) >= wanted:
                 job.send_signal(signal.SIGKILL)
                 break
-        _, told = job.communicate(timeout=60)
+        counts, told = job.communicate(timeout=60)
         if job.returncode == 1:
+            assert json.loads(counts).items() >= {"total": 400, "completed": 399, "failed": 1}.items()
             assert b"399 answered, 1 failed, of 400" in told
             break
         assert job.returncode == -signal.SIGKILL, told

@@ -127,6 +127,29 @@ def test_generates_side_by_side(page: tuple[Tab, Reciter], tmp_path: Path) -> No
     assert tab.value("document.documentElement.scrollWidth <= innerWidth")  # fits a phone
     assert tab.value("[...document.querySelectorAll('input, textarea')].every((it) => it.labels.length > 0)")
     tab.until("document.getElementById('state').textContent.includes('no replica')")
+    facts = {"running": 3.0, "waiting": 1.0, "slots": 4.0, "kv_share": 0.25, "lookahead": 2.5, "acceptance_rate": 0.71}
+    serve = {
+        "states": {"RUNNING": 1, "STARTING": 1},
+        "status": "UPSCALING",
+        "message": "",
+        "obstacle": "no GPU is free",
+    }
+    reciter.tiers = {
+        "target": {"replicas": {"t1": {"sequences": 3, **facts}}, "serve": serve},
+        "draft": {"replicas": {}, "refused": {"d1": "<i>another</i> vocabulary"}},
+    }
+    tab.until("document.getElementById('state').textContent.includes('t1')")
+    told = tab.value("document.getElementById('state').textContent")
+    for text in (
+        "3 of 4 slots",
+        "25 %",
+        "2.5lookahead",
+        "71 %accepted",
+        "upscaling, 1 running, 1 starting, no GPU is free",
+    ):
+        assert text in told
+    assert "d1 is not used: <i>another</i> vocabulary" in told  # text, never markup
+    assert tab.value("document.documentElement.scrollWidth <= innerWidth")
     picture = base64.b64decode(tab.call("Page.captureScreenshot", format="png")["data"])
     assert picture.startswith(b"\x89PNG")
     assert len(picture) > 10_000

@@ -49,6 +49,8 @@ class Reciter:
     requests: list[GenerationRequest] = field(default_factory=list)
     open: int = 0
     is_ready: bool = True
+    tiers: dict[str, object] = field(default_factory=dict)
+    """What its status tells of the tiers."""
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         self.requests.append(request)
@@ -106,7 +108,7 @@ class Reciter:
         return Alternatives(-token / 100, top)
 
     async def status(self) -> dict[str, object]:
-        return {"requests": len(self.requests)}
+        return {"requests": len(self.requests), **self.tiers}
 
     async def ready(self) -> bool:
         return self.is_ready
