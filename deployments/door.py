@@ -90,14 +90,15 @@ class Door:
         """One request of a batch, for the owner of a key: the answer's id, and the answer. Raises OutriderError."""
         given = {"priority": BATCH_PRIORITY, **given, "stream": False}
         tenant = self.gate.tenant(owner)
-        body: CompletionRequest | ChatRequest
         if route == "/v1/completions":
             body = validated(CompletionRequest, given)
             answer, asked = await self._completion(body)
+            await self._collect(answer, self._deltas(tenant, body, asked))
         else:
-            body = validated(ChatRequest, given)
-            answer, asked = await self._conversation(body)
-        await self._collect(answer, self._deltas(tenant, body, asked))
+            talk = validated(ChatRequest, given)
+            with _naming_messages():
+                answer, asked = await self._conversation(talk)
+                await self._collect(answer, self._deltas(tenant, talk, asked))
         return answer.id, answer.whole()
 
     async def _completion(self, body: CompletionRequest) -> tuple[Answer, list[GenerationRequest]]:

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from tiny import Reciter, byte_codec
 
-from actors.errors import OverloadedError, PromptError
+from actors.errors import OverloadedError, PromptError, PromptTooLongError
 from actors.messages import Delta, GenerationRequest
 from deployments.batch_door import BatchLimits
 from deployments.batches import Batches
@@ -117,6 +117,31 @@ async def test_a_batch_from_upload_to_results(tmp_path: Path) -> None:
         assert (await client.files.retrieve(done.output_file_id)).purpose == "batch_output"
         while list((tmp_path / "work").iterdir()):  # bounded by the test's time limit
             await asyncio.sleep(0.01)
+
+
+async def test_a_batch_of_conversations(tmp_path: Path) -> None:
+    class Strict(Reciter):
+        async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+            if request.messages == ({"role": "user", "content": "long"},):
+                raise PromptTooLongError("too long", "prompt")
+            async for delta in super().generate(request):
+                yield delta
+
+    route = "/v1/chat/completions"
+    asked = [
+        {"custom_id": name, "method": "POST", "url": url, "body": {"messages": [{"role": "user", "content": name}]}}
+        for name, url in (("a", route), ("long", route), ("elsewhere", ENDPOINT))
+    ]
+    async with client_of(tmp_path, Strict(CODEC)) as client:
+        content = "\n".join(map(json.dumps, asked)).encode()
+        file = await client.files.create(file=("in", content), purpose="batch")
+        batch = await client.batches.create(input_file_id=file.id, endpoint=route, completion_window="24h")
+        done = await until(client, batch, *ENDS)
+        (answer,) = await results(client, done.output_file_id)
+        assert answer["response"]["body"]["choices"][0]["message"]["content"] == "Hello wörld"
+        problems = {one["custom_id"]: one["error"] for one in await results(client, done.error_file_id)}
+        assert problems["long"]["param"] == "messages"
+        assert problems["elsewhere"]["param"] == "url"
 
 
 async def test_files(tmp_path: Path) -> None:
