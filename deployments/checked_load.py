@@ -47,7 +47,7 @@ class Told:
 
 
 class CheckedLoad:
-    """`streams` clients of `service`, each asking for one answer after the other.
+    """`streams` clients of `service`, each asking for one answer after the other, and for one at least.
 
     requests: makes the n-th request; ids must differ. truth: what it must be answered.
     """
@@ -70,7 +70,7 @@ class CheckedLoad:
         return self.told
 
     async def _client(self) -> None:
-        while not self._stopping:
+        while True:
             request = self._requests(next(self._numbers))
             truth = tuple(self._truth(request))
             for attempt in range(MOST_TRIES):
@@ -78,6 +78,8 @@ class CheckedLoad:
                     break
             else:
                 self.told.lost.append(f"{request.id}: no answer in {MOST_TRIES} tries")
+            if self._stopping:
+                return
 
     async def _once(self, request: GenerationRequest, truth: tuple[int, ...]) -> bool:
         """Ask once. Returns whether that was the end of it."""

@@ -45,8 +45,8 @@ async def under_faults(
     print(f"pauses: median {statistics.median(pauses):.2f} s, longest {pauses[-1]:.2f} s, of {len(pauses)}")
     await trial.at_rest(config.name)
     assert await trial.held(service) == 0
-    after = CheckedLoad(service, lambda number: make(number + 10**6), truth, 4)
-    assert (await after.stop()).lost == []
+    after = await CheckedLoad(service, lambda number: make(number + 10**6), truth, 4).stop()
+    assert (after.answers, after.lost, after.changed) == (4, [], [])
     await service.close()
     return told
 
