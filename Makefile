@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 VLLM   ?= .venv-vllm
 
-.PHONY: help test slow lint types demo bench bench-draft bench-algorithms bench-memory bench-scale chaos proof proof-model test-observability \
+.PHONY: help test slow lint types demo bench bench-draft bench-algorithms bench-memory bench-faults bench-scale chaos proof proof-model test-observability \
 	test-crds venv-vllm test-vllm clean
 
 help:  ## this list
@@ -53,6 +53,9 @@ bench-batch: $(STAMP)  ## 10,000 short prompts through the Python handle: is the
 
 bench-memory: $(STAMP)  ## resident memory before and after 500 requests
 	$(BIN)/python -m benchmarks.memory $(ARGS)
+
+bench-faults: $(STAMP)  ## what faults and changes of size cost clients: pauses, lost tokens, time to a new replica
+	$(BIN)/python -m benchmarks.faults $(ARGS)
 
 bench-scale: $(STAMP)  ## a thousand replicas on paper: a day of traffic, and what becomes the bottleneck
 	$(BIN)/python -m benchmarks.scale $(ARGS)
