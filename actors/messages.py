@@ -200,6 +200,7 @@ class GenerationRequest:
 
     id: names the sequence everywhere, also when another replica takes over: never reused.
     committed: tokens that an earlier orchestrator already delivered; generation goes on after them.
+    owner: whose request it is, as far as the door knows; only a recorder of answers reads it.
     """
 
     id: str
@@ -211,6 +212,7 @@ class GenerationRequest:
     committed: tuple[int, ...] = ()
     timeout_s: float | None = None
     priority: int = 0
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

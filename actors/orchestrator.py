@@ -44,8 +44,11 @@ class Orchestrator:
         recorder: Recorder,
         clock: Callable[[], float] = time.monotonic,
         tracer: Tracer = NO_TRACES,
+        keep: Callable[[Session], None] | None = None,
     ) -> None:
+        """keep: is given every session whose answer has ended as it should, with its alternatives gathered."""
         self._tracer = tracer
+        self._keep = keep
         self._admission = admission
         self._settings = settings
         self._recorder = recorder
@@ -135,6 +138,8 @@ class Orchestrator:
         outcome = "cancelled"
         self._tracer.begin(request.id)
         self._sessions[request.id] = session
+        if self._keep is not None:
+            session.alternatives = []
         limit = request.timeout_s if request.timeout_s is not None else self._settings.request_timeout_s
         late = DeadlineError(f"the request took longer than {limit:g} s")
         timer = asyncio.get_running_loop().call_later(limit, session.events.put_nowait, late)
@@ -162,6 +167,8 @@ class Orchestrator:
             self._recorder.observe(telemetry.REQUEST_SECONDS, self._clock() - started)
             self._recorder.add(telemetry.REQUESTS, 1, outcome=outcome)
             self._tracer.end(request.id, outcome=outcome, passes=session.passes, moves=session.moves)
+            if self._keep is not None and outcome in ("stop", "length"):
+                self._keep(session)
 
     def _record(self, delta: Delta, started: float, last: float, first: bool) -> float:
         now = self._clock()

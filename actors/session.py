@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from actors.connection import Connection
 from actors.errors import EngineError
 from actors.messages import (
+    Alternatives,
     Commit,
     Delta,
     DraftMessage,
@@ -44,6 +45,8 @@ class Session:
     proposed: int = 0
     accepted: int = 0
     passes: int = 0
+    alternatives: list[Alternatives] | None = None
+    """Of each token, gathered where answers are recorded."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -68,6 +71,8 @@ class Session:
         if verdict.position < len(self.tokens) or not (verdict.tokens or verdict.finish):
             return None  # a repeated message
         self.tokens.extend(verdict.tokens)
+        if self.alternatives is not None:
+            self.alternatives.extend(verdict.alternatives)
         self.ended = verdict.finish is not None
         self.events.put_nowait(verdict)
         return Commit(verdict.sequence, verdict.position, verdict.tokens, verdict.declined)

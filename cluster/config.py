@@ -161,6 +161,17 @@ class Tracing(Settings):
     service: str = "outrider"
 
 
+class Recording(Settings):
+    """Served answers kept as training data for the next draft (`outrider distill --traffic FILE`). Off unless given."""
+
+    folder: str
+    """One SQLite file per orchestrator, readable by its user alone: token ids of prompts and answers."""
+    secret_file: str
+    """16 to 64 bytes; the key of the hash under which an API key's share is kept, so that it can be deleted."""
+    tokens: Annotated[int, Field(ge=1)] = 5_000_000
+    """Most tokens kept per file; the oldest answers make room."""
+
+
 class DeploymentConfig(Settings):
     """A whole deployment."""
 
@@ -174,6 +185,7 @@ class DeploymentConfig(Settings):
     orchestrator: Orchestrators = Orchestrators()
     ingress: Ingress = Ingress()
     tracing: Tracing = Tracing()
+    recording: Recording | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -113,6 +113,15 @@ def text_facts(config: DeploymentConfig) -> TextFacts:
     return TextFacts(codec, described.vocab_size, min(config.target.settings.context, positions))
 
 
+def target_fingerprint(config: DeploymentConfig) -> str:
+    """Of the target's vocabulary; empty for an emulated one, whose tokens mean nothing."""
+    if config.target.engine == "emulated":
+        return ""
+    from cluster.models import load_tokenizer, vocabulary_fingerprint
+
+    return vocabulary_fingerprint(load_tokenizer(config.target.model))
+
+
 def prepare(config: DeploymentConfig, progress: Progress | None = None) -> None:
     """Fetch what the models need, and see that they fit together, before anything is started.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -48,7 +49,8 @@ def distill(
     threads: Annotated[int | None, typer.Option(min=1, help="Torch threads on a CPU.")] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Prompts are plain text, not messages of a chat.")] = False,
     traffic: Annotated[
-        Path | None, typer.Option(help="Recorded traffic (see the orchestrator's recorder) to train on as well.")
+        Path | None,
+        typer.Option(help="Recorded answers to train on as well: a file, or `recording.folder`."),
     ] = None,
     learning_rate: Annotated[float, typer.Option(min=1e-8, help="Peak learning rate.")] = 1.2e-3,
     seed: Annotated[int, typer.Option(min=0, help="Of all random choices.")] = 0,
@@ -149,11 +151,13 @@ def _recorded(file: Path | None, target: Target) -> Iterator[Sample] | None:
         return None
     from actors.distillation.recorder import recorded_fingerprint, recorded_samples
 
-    if not file.is_file():
+    files = sorted(file.glob("*.db")) if file.is_dir() else [file] if file.is_file() else []
+    if not files:
         raise ConfigError(f"there is no recorded traffic at {file}")
-    if recorded_fingerprint(file) != target.fingerprint:
-        raise ConfigError(f"{file} holds the traffic of a target with another vocabulary")
-    return recorded_samples(file)
+    for one in files:
+        if recorded_fingerprint(one) != target.fingerprint:
+            raise ConfigError(f"{one} holds the traffic of a target with another vocabulary")
+    return itertools.chain.from_iterable(map(recorded_samples, files))
 
 
 @contextmanager

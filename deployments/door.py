@@ -9,7 +9,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -199,7 +199,8 @@ class Door:
         """What the service says, once the request's turn has come; the turn ends with the answer."""
         spent = 0
         async with self.gate.admit(tenant, body.priority, len(asked), body.timeout_s):
-            streams: list[AsyncIterator[Delta]] = [self.service.generate(one) for one in asked]
+            owned = [replace(one, owner=tenant.name) for one in asked]
+            streams: list[AsyncIterator[Delta]] = [self.service.generate(one) for one in owned]
             deltas = merged(streams)
             try:
                 async for index, delta in deltas:

@@ -22,6 +22,7 @@ from deployments.beats import SILENCE_S, SilenceError, beating, listening
 from deployments.bundles import Bundler, Outcome, answered
 from deployments.directory import NamedActors
 from deployments.overview import overview
+from deployments.recording import answer_recorder
 
 MOST_MOVES = 3
 """Orchestrators that one answer may lose before it ends with an error."""
@@ -49,6 +50,7 @@ class OwnService:
             "model": config.model_id,
             "replica": replica,
         }
+        answers = await asyncio.to_thread(answer_recorder, config)
         scaling = config.draft.autoscaling
         least = config.draft.replicas if scaling is None else scaling.min_replicas
         orchestrator = Orchestrator(
@@ -58,6 +60,7 @@ class OwnService:
             settings=config.orchestrator.settings,
             recorder=RayRecorder(common),
             tracer=tracer_for(config.tracing, "orchestrator", replica),
+            keep=answers.keep if answers is not None else None,
         )
         await orchestrator.start()
         return cls(orchestrator, config, application, config.draft.kind != "none" and least > 0)

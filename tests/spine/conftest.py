@@ -19,6 +19,7 @@ from actors.engines.protocol import DraftModel, TargetModel
 from actors.links import LocalPeer, Peer
 from actors.messages import GenerationRequest
 from actors.orchestrator import Orchestrator
+from actors.session import Session
 from actors.settings import DraftSettings, OrchestratorSettings, SamplingSettings, TargetSettings
 from actors.target import TargetActor
 from actors.telemetry import MemoryRecorder
@@ -132,6 +133,7 @@ async def deployment(
     make_target: Callable[[], TargetModel] | None = None,
     make_draft: Callable[[], DraftModel] | None = None,
     admission: Admission | None = None,
+    keep: Callable[[Session], None] | None = None,
 ) -> AsyncIterator[Local]:
     """Both tiers, on emulated engines that are fast enough for tests unless others are given."""
     tspec = target_spec or TargetSpec(pass_ms=2, token_ms=0.02, prompt_token_ms=0)
@@ -154,6 +156,7 @@ async def deployment(
         admission=admission or Admission(WordCodec(vocabulary), vocabulary, tset.context),
         settings=settings or OrchestratorSettings(discovery_period_s=0.02),
         recorder=recorder,
+        keep=keep,
     )
     await orchestrator.start()
     try:
