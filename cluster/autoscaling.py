@@ -161,6 +161,10 @@ def target_replicas(
     demand = sum(load.running + load.waiting for load in loads) + waiting_outside
     wanted = demand / (slots * goals.utilisation)
     reason = f"{demand:.0f} sequences for {slots:.0f} slots a replica"
+    held = current + starting
+    if wanted > held and not memory.settled(now):
+        # What piled up while replicas started is being worked off by those that have come.
+        wanted, reason = float(held), "replicas have just come, and work off what had piled up"
     kv = current * _mean([load.kv_share for load in loads]) / goals.kv_share
     if kv > wanted:
         wanted, reason = kv, "KV use"

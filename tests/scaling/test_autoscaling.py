@@ -175,3 +175,15 @@ def test_drafts_stay_away_from_a_load_at_which_they_did_not_pay() -> None:
     assert draft_replicas([], targets(40, 0.0), 0, 0, DRAFT, first.memory, 200.0).replicas == 0
     assert draft_replicas([], targets(20, 0.0), 0, 0, DRAFT, first.memory, 200.0).replicas == 1
     assert draft_replicas([], targets(40, 0.0), 0, 0, DRAFT, first.memory, 3700.0).replicas == 1
+
+
+def test_what_piled_up_while_replicas_started_is_left_to_them() -> None:
+    """Two replicas of 16 slots, and 60 sequences wait: 92 need 7.2 of 12.8 each, 4 are within doubling. When they have
+    come, what still waits asks for nothing for 45 s; what waits then does."""
+    memory = target_replicas(loads(2, 32), 2, 0, 0, GOALS, Memory(), 0.0).memory
+    asked = target_replicas(loads(2, 92), 2, 0, 0, GOALS, memory, 60.0)
+    assert asked.replicas == 4
+    come = target_replicas(loads(4, 92), 4, 0, 0, GOALS, asked.memory, 120.0)
+    assert come.replicas == 4
+    assert target_replicas(loads(4, 92), 4, 0, 0, GOALS, come.memory, 164.0).replicas == 4
+    assert target_replicas(loads(4, 92), 4, 0, 0, GOALS, come.memory, 165.0).replicas == 8

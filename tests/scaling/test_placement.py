@@ -75,7 +75,7 @@ def test_status_names_what_is_in_the_way() -> None:
         },
         "draft": {"serve": {"states": {}, "status": "DEPLOY_FAILED", "message": "it broke\nat length"}},
     }
-    assert status_rows(status) == [
+    assert [row[:3] for row in status_rows(status)] == [
         ("target", "t.0", "3 sequences, to go when they have ended"),
         ("target", "-", "1 starting; no node is large enough: needs GPU 8, there is 4"),
         ("target", "-", "1 running without a model: it starts, or is placed again after a loss (see the log)"),
