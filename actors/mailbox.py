@@ -16,6 +16,9 @@ from collections.abc import Sequence
 from actors.engines.protocol import Proposal
 from actors.messages import EMPTY_PREFIX, Expansion, OfferBatch, Support, extend_key, prefix_key
 
+_CERTAIN = 1 + 1e-6
+"""Confidences may be this large by rounding."""
+
 
 class _Shelf:
     """One sequence's expansions: position -> key of the prefix before it -> expansion."""
@@ -32,7 +35,8 @@ class _Shelf:
 class Mailbox:
     """Thread-safe: offers come in on the event loop, paths are taken on the model thread.
 
-    vocabulary: ids at or above it are refused, so that a broken draft cannot crash the target.
+    vocabulary: ids at or above it are refused, and so are confidences that are none, so that a broken draft cannot
+        crash the target.
     capacity: expansions kept per sequence; the deepest, least likely to be asked for, give way.
     """
 
@@ -41,6 +45,8 @@ class Mailbox:
         self._capacity = capacity
         self._shelves: dict[str, _Shelf] = {}
         self._lock = threading.Lock()
+        self.malformed = 0
+        """Expansions that made no sense and were dropped."""
 
     def open(self, sequence: str, tokens: Sequence[int]) -> None:
         """Start taking offers for `sequence`, whose prompt and committed tokens are `tokens`."""
@@ -60,7 +66,10 @@ class Mailbox:
     def _file(self, shelf: _Shelf, expansions: list[Expansion]) -> bool:
         useful = False
         for expansion in expansions:
-            if expansion.position < shelf.position or not self._well_formed(expansion):
+            if expansion.position < shelf.position:
+                continue
+            if not self._well_formed(expansion):
+                self.malformed += 1
                 continue
             level = shelf.levels.setdefault(expansion.position, {})
             if expansion.parent in level:
@@ -79,6 +88,7 @@ class Mailbox:
             bool(tokens)
             and len(tokens) == len(expansion.confidences)
             and all(0 <= token < self._vocabulary for token in tokens)
+            and all(0 <= confidence <= _CERTAIN for confidence in expansion.confidences)  # False for NaN
         )
 
     def path(self, sequence: str, limit: int) -> Proposal:

@@ -20,6 +20,7 @@ from actors.messages import (
     Verdict,
     VerdictBatch,
 )
+from actors.prediction import PredictionTally
 from actors.text import TextStream
 
 TargetConnection = Connection[TargetMessage, VerdictBatch]
@@ -47,6 +48,11 @@ class Session:
     passes: int = 0
     alternatives: list[Alternatives] | None = None
     """Of each token, gathered where answers are recorded."""
+    prediction: PredictionTally = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prediction = PredictionTally(self.opening.sampling.prediction)
+        self.prediction.follow(self.request.committed)
 
     @property
     def prompt_tokens(self) -> int:
@@ -106,6 +112,7 @@ class Session:
         elif finish is not None:
             texts.append(self.text.flush())  # belongs to the last token, which may be a stop token without text
         self._count(verdict, n)
+        self.prediction.follow(verdict.tokens[:n])
         origins, alternatives, margins = verdict.origins()[:n], verdict.alternatives[:n], verdict.margins[:n]
         return Delta(
             tokens=verdict.tokens[:n],
@@ -141,6 +148,8 @@ class Session:
             proposed_tokens=self.proposed,
             accepted_tokens=self.accepted,
             passes=self.passes,
+            accepted_prediction_tokens=self.prediction.accepted,
+            rejected_prediction_tokens=self.prediction.rejected,
         )
 
 

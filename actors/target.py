@@ -6,6 +6,7 @@ draft that is due only as long as the lookahead controller finds that worth it, 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -19,6 +20,8 @@ from actors.scheduler import Scheduler
 from actors.settings import TargetSettings
 from actors.telemetry import Recorder
 from actors.tracing import NO_TRACES, Tracer
+
+logger = logging.getLogger(__name__)
 
 
 class TargetActor(Replica[TargetMessage, VerdictBatch]):
@@ -61,8 +64,7 @@ class TargetActor(Replica[TargetMessage, VerdictBatch]):
         for message in mail:
             match message:
                 case OfferBatch():
-                    for sequence in self._mailbox.offer(message):
-                        self._controller.observe_offer(self._clock(), sequence)
+                    self._offer(message)
                 case Opening():
                     self._tracer.begin(message.sequence)
                     self._passes.open(link, message)
@@ -71,6 +73,15 @@ class TargetActor(Replica[TargetMessage, VerdictBatch]):
                     for name in message.sequences:
                         self._tracer.end(name, finish="cancelled")
                     self._accounts.occupied(self._passes)
+
+    def _offer(self, batch: OfferBatch) -> None:
+        sound = not self._mailbox.malformed
+        for sequence in self._mailbox.offer(batch):
+            self._controller.observe_offer(self._clock(), sequence)
+        if sound and self._mailbox.malformed:
+            logger.warning(
+                "%s: draft %s sends proposals that make no sense; they are ignored", self._name, batch.source
+            )
 
     def _pause(self) -> float | None:
         if not self._passes.busy:

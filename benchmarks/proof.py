@@ -1,6 +1,6 @@
 """Evidence for every claim of exactness, printed with its figure, its p-value and the command that repeats it.
 
-    python -m benchmarks.proof                    # a few minutes on one core
+    python -m benchmarks.proof                    # about ten minutes on one core; the model's section is most of it
     python -m benchmarks.proof --scale 20         # 20 times as much of everything sampled or enumerated
     python -m benchmarks.proof --only laws path   # some sections
 
@@ -31,6 +31,8 @@ from actors.algorithms.drafting import RankedRow
 from actors.algorithms.noise import Stream, gumbel, row_key, words
 from actors.algorithms.race import Race
 from actors.settings import Rule, SamplingSettings
+from benchmarks import proof_model
+from cluster.models import DEMO_TARGET
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "algorithms"))
 
@@ -253,6 +255,14 @@ def path(report: Report, scale: float) -> None:
         teeth(report, target, draft, expected, 9600)  # enough at any scale
 
 
+def model(report: Report, scale: float) -> None:
+    report.section("model", "On equals off on the demo model, in float64 (python -m benchmarks.proof_model: any model)")
+    found = proof_model.run(DEMO_TARGET, "float64", prompts=int(1000 * scale))
+    report.exact("speculation on against off", f"{found.tally}; {proof_model.figures(found)}", found.tally.same)
+    for line in found.tally.different:
+        print(f"        {line}")
+
+
 def teeth(report: Report, target: ToyModel, draft: ToyModel, expected: np.ndarray, count: int) -> None:
     """The test must notice the known trap: confidences that tell which token was drawn, and a controller that cuts."""
     honest = engine_path.rank_children
@@ -284,6 +294,7 @@ SECTIONS: dict[str, Callable[[Report, float], None]] = {
     "noise": noise,
     "settings": settings,
     "path": path,
+    "model": model,
 }
 
 

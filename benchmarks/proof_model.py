@@ -27,6 +27,7 @@ from actors.comparison import TOLERANCE
 from actors.engines.transformers_target import TransformersTarget
 from actors.settings import TargetSettings
 from cluster import demo_draft
+from cluster.config import Dtype
 from cluster.models import DEMO_TARGET, load_tokenizer
 from cluster.weights import load_model
 
@@ -53,14 +54,24 @@ def grammars() -> list[str]:
     return [LLMatcher.grammar_from_json_schema(json.dumps(schema)), LLMatcher.grammar_from_regex("[A-Z][a-z ]+[.!]")]
 
 
-def printed(found: Sweep, seconds: float) -> None:
-    print(
-        f"{found.tally}\n{found.settings} settings alone and in combination; {found.proposed} draft tokens proposed, "
-        f"{found.accepted} accepted, lookaheads {min(found.lookaheads)} to {max(found.lookaheads)}; {found.errors} "
-        f"requests leave no token to choose and end alike; {seconds:.0f} s"
+def run(model_id: str, dtype: Dtype, *, prompts: int, tokens: int = 12, length: int = 10, seed: int = 1) -> Sweep:
+    """Compare on `prompts` prompts of at most `length` tokens, with answers of at most `tokens`."""
+    tokenizer = load_tokenizer(model_id)
+    model = load_model(model_id, dtype=dtype)
+    compiler = GrammarCompiler(tokenizer.backend_tokenizer.to_str(), model.vocabulary_size, model.eos)  # type: ignore[attr-defined]
+    target = TransformersTarget(model, TargetSettings(slots=16, context=length + tokens + 1), compiler)
+    rng = random.Random(seed)
+    tolerance = 0.0 if dtype == "float64" else TOLERANCE
+    asked = prompts_of(tokenizer, prompts, length, rng)
+    return sweep(target, asked, rng, tokens=tokens, grammars=grammars(), tolerance=tolerance)
+
+
+def figures(found: Sweep) -> str:
+    return (
+        f"{found.settings} settings alone and in combination; {found.proposed} draft tokens proposed, {found.accepted} "
+        f"accepted, lookaheads {min(found.lookaheads)} to {max(found.lookaheads)}; {found.errors} requests leave no "
+        "token to choose and end alike"
     )
-    for line in found.tally.different:
-        print(f"  {line}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default=DEMO_TARGET)
     parser.add_argument("--dtype", choices=["float64", "float32"], default="float64")
     parser.add_argument("--prompts", type=int, default=1000)
-    parser.add_argument("--tokens", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=12)
     parser.add_argument("--length", type=int, default=10, help="most tokens of a prompt")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(argv)
@@ -76,22 +87,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"commit {commit.stdout.strip() or 'unknown'}, python {platform.python_version()}, torch {torch.__version__}")
     print(f"command: python -m benchmarks.proof_model {' '.join(sys.argv[1:])}", flush=True)
     started = time.perf_counter()
-    tokenizer = load_tokenizer(options.model)
-    model = load_model(options.model, dtype=options.dtype)
-    compiler = GrammarCompiler(tokenizer.backend_tokenizer.to_str(), model.vocabulary_size, model.eos)  # type: ignore[attr-defined]
-    context = options.length + options.tokens + 1
-    target = TransformersTarget(model, TargetSettings(slots=16, context=context), compiler)
-    rng = random.Random(options.seed)
-    found = sweep(
-        target,
-        prompts_of(tokenizer, options.prompts, options.length, rng),
-        rng,
+    found = run(
+        options.model,
+        options.dtype,
+        prompts=options.prompts,
         tokens=options.tokens,
-        grammars=grammars(),
-        tolerance=0.0 if options.dtype == "float64" else TOLERANCE,
-        report=lambda line: print(f"{line} ({time.perf_counter() - started:.0f} s)", flush=True),
+        length=options.length,
+        seed=options.seed,
     )
-    printed(found, time.perf_counter() - started)
+    print(f"{found.tally}\n{figures(found)}; {time.perf_counter() - started:.0f} s")
+    for line in found.tally.different:
+        print(f"  {line}")
     return 0 if found.tally.same else 1
 
 

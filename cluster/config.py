@@ -90,6 +90,9 @@ class TargetTier(Tier):
     tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
     engine_kwargs: dict[str, Any] = {}
     """Passed to the engine as they are (vLLM's names for vLLM)."""
+    deterministic: bool = False
+    """Refuse to start unless a token's logits are the same to the last bit in any block and batch, so that no near-tie
+    can part an answer from the one without speculation. Tried on the loaded model; holds on CPUs with AVX-512."""
     settings: TargetSettings = TargetSettings()
     goals: TargetGoals = TargetGoals()
     """What autoscaling aims for."""
@@ -204,6 +207,10 @@ class DeploymentConfig(Settings):
             raise ValueError("target.autoscaling.min_replicas must be at least 1: with no target nothing sees demand")
         if (draft.kind == "early_exit") != (draft.layers is not None):
             raise ValueError("draft.layers is needed for draft.kind 'early_exit', and only there")
+        if target.deterministic and target.engine == "vllm":
+            raise ValueError(
+                "target.deterministic is the embedded engine's; vLLM has an option of its own for it (batch invariance)"
+            )
         if target.engine == "transformers" and target.tensor_parallel_size > 1 and target.resources.num_gpus > 1:
             raise ValueError("target.resources is per rank: with tensor_parallel_size > 1 set num_gpus to at most 1")
         if draft.kind != "none" and draft.settings.context < target.settings.context:

@@ -50,6 +50,10 @@ def _transformers_target(config: DeploymentConfig) -> TargetModel:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         grammars = GrammarCompiler(backend.to_str(), model.vocabulary_size, model.eos)
+    if config.target.deterministic:
+        from actors.engines.same_bits import require_same_bits
+
+        require_same_bits(model, config.target.settings.context)
     return TransformersTarget(model, config.resolved_target(), grammars)
 
 
@@ -63,8 +67,13 @@ def draft_model(config: DeploymentConfig) -> DraftModel:
         return EmulatedDraft(spec, config.resolved_draft(), config.draft.model)
     if config.draft.kind == "prompt_lookup":
         return _lookup_draft(config)
-    if config.draft.kind == "retokenised":
-        return _retokenised_draft(config)
+    from actors.engines.predicted_draft import PredictedDraft
+
+    model = _retokenised_draft(config) if config.draft.kind == "retokenised" else _transformers_draft(config)
+    return PredictedDraft(model, config.resolved_draft())
+
+
+def _transformers_draft(config: DeploymentConfig) -> DraftModel:
     from actors.engines.transformers_draft import TransformersDraft
     from cluster.weights import load_model
 
@@ -89,7 +98,7 @@ def _retokenised_draft(config: DeploymentConfig) -> DraftModel:
     from cluster.models import load_tokenizer
     from cluster.weights import load_model
 
-    _check_vocabularies(config)
+    check_vocabularies(config.target.model, config.draft.model, "retokenised")
     model = load_model(config.draft.model, dtype=config.draft.dtype)
     target, draft = (TextCodec(load_tokenizer(name)) for name in (config.target.model, config.draft.model))
     return RetokenisedDraft(model, config.resolved_draft(), target=target, draft=draft, eos=target.eos)
@@ -135,24 +144,23 @@ def prepare(config: DeploymentConfig, progress: Progress | None = None) -> None:
     for reference in references:
         fetch(reference, progress)
     if len(references) > 1:
-        _check_vocabularies(config)
+        check_vocabularies(config.target.model, config.draft.model, config.draft.kind)
 
 
-def _check_vocabularies(config: DeploymentConfig) -> None:
+def check_vocabularies(target: str, draft: str, kind: str) -> None:
     """A model draft needs the target's vocabulary, a retokenised one has no use for it. Raises ModelMismatchError."""
     from cluster.models import DEMO_DRAFT, DEMO_TARGET, load_tokenizer, vocabulary_fingerprint
 
-    target, draft = config.target.model, config.draft.model
     same = target == draft or {target, draft} == {DEMO_TARGET, DEMO_DRAFT}
     if not same:
         same = len({vocabulary_fingerprint(load_tokenizer(reference)) for reference in (target, draft)}) == 1
-    if config.draft.kind == "model" and not same:
+    if kind == "model" and not same:
         raise ModelMismatchError(
             f"draft.model {draft} does not share the vocabulary of target.model {target}: use a draft made for this "
             "target's tokenizer, or draft.kind 'retokenised', which goes through text and accepts less",
             "draft.model",
         )
-    if config.draft.kind == "retokenised" and same:
+    if kind == "retokenised" and same:
         raise ModelMismatchError(
             f"draft.kind 'retokenised' is for a draft with a tokenizer of its own, and draft.model {draft} has that of "
             f"target.model {target}: use draft.kind 'model'",

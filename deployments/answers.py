@@ -40,14 +40,14 @@ class Answer(ABC):
         choice = self.choices[index]
         step = self.take(index, delta)
         parts = self._parts(choice, step)
-        if parts and self._options.reports:
+        if parts and self._reports:
             parts[-1]["speculation"] = self._told(choice, step.tokens, step.finish is not None)
         return [self._chunk([part]) for part in parts]
 
     def whole(self) -> Json:
         """The complete response."""
         parts = [self._part(choice) for choice in self.choices]
-        if self._options.reports:
+        if self._reports:
             for part, choice in zip(parts, self.choices, strict=True):
                 part["speculation"] = self._told(choice, choice.tokens, True)
         return {
@@ -66,7 +66,12 @@ class Answer(ABC):
         """OpenAI's usage: candidates of one prompt count it once. Draft tokens are an extension of the details."""
         used = [choice.usage for choice in self.choices]
         prompt = sum(usage.prompt_tokens for usage in used[:: self._options.per_prompt])
-        return usage_body(prompt, used + self._options.discarded)
+        return usage_body(prompt, used + self._options.discarded, exact=self._served.exact)
+
+    @property
+    def _reports(self) -> bool:
+        """Whether choices say how they came about: where clients ask, and always where answers are not the target's."""
+        return self._options.reports or not self._served.exact
 
     def _chunk(self, parts: list[Json]) -> Json:
         chunk = {
@@ -261,8 +266,8 @@ class ChatAnswer(Answer):
         return {"token": piece.decode("utf-8", "replace"), "logprob": finite(logprob), "bytes": list(piece)}
 
 
-def usage_body(prompt_tokens: int, used: Sequence[Usage]) -> Json:
-    """OpenAI's usage object over several choices."""
+def usage_body(prompt_tokens: int, used: Sequence[Usage], *, exact: bool = True) -> Json:
+    """OpenAI's usage object over several choices; what a relaxed rule let through is marked as such."""
     completion = sum(usage.completion_tokens for usage in used)
     accepted = sum(usage.accepted_tokens for usage in used)
     return {
@@ -274,5 +279,6 @@ def usage_body(prompt_tokens: int, used: Sequence[Usage]) -> Json:
             "rejected_prediction_tokens": sum(usage.rejected_prediction_tokens for usage in used),
             "accepted_draft_tokens": accepted,
             "rejected_draft_tokens": sum(usage.proposed_tokens for usage in used) - accepted,
+            **({} if exact else {"relaxed": True}),
         },
     }

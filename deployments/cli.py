@@ -255,11 +255,11 @@ def _add_groups() -> None:
     """Command groups that live in modules of their own."""
     if any(group.name == "k8s" for group in app.registered_groups):
         return
-    from deployments import batch_cli, distill_cli, k8s_cli, plan_cli
+    from deployments import acceptance_cli, batch_cli, distill_cli, k8s_cli, plan_cli
 
     app.command(epilog=batch_cli.EXAMPLES)(batch_cli.batch)
     app.command()(plan_cli.plan)
-    app.command()(plan_cli.acceptance)
+    app.command()(acceptance_cli.acceptance)
     app.command()(distill_cli.distill)
     app.command()(k8s_cli.observe)
     app.add_typer(k8s_cli.app, name="k8s")

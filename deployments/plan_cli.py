@@ -1,20 +1,15 @@
-"""`outrider plan` and `outrider acceptance`: does speculation pay, and what does a running draft achieve?"""
+"""`outrider plan`: does speculation pay?"""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from actors.errors import ConfigError
-
-if TYPE_CHECKING:
-    from deployments.results import Result
 
 AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
 
@@ -81,66 +76,6 @@ def plan(
         typer.echo(f"Rule {rule}: a draft token is worth verifying {pays}.")
 
 
-def acceptance(
-    prompts: Annotated[Path, typer.Argument(help="One prompt per line, or .json/.jsonl.", show_default=False)],
-    url: Annotated[str, typer.Option(help="The server.", envvar="OUTRIDER_URL")] = "http://127.0.0.1:8000",
-    key: Annotated[str | None, typer.Option(help="API key.", envvar="OUTRIDER_API_KEY")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1)] = 128,
-    temperature: Annotated[float, typer.Option(min=0, max=10)] = 0.0,
-    concurrency: Annotated[int, typer.Option(min=1)] = 4,
-    as_json: AsJson = False,
-) -> None:
-    """Measure what the running draft achieves on prompts of yours."""
-    from deployments.client import connect
-
-    asked = [[{"role": "user", "content": text}] for text in _prompts(prompts)]
-    with connect(url, key=key) as client:
-        results = client.generate(
-            asked, concurrency=concurrency, max_tokens=max_tokens, temperature=temperature, errors="raise"
-        )
-    told = achieved(results)
-    if as_json:
-        typer.echo(json.dumps(told))
-        return
-    rate = told["acceptance_rate"]
-    typer.echo(f"{told['answers']} answers, {told['tokens']} tokens in {told['passes']} target passes")
-    typer.echo(f"acceptance length  {told['acceptance_length']:.2f} tokens per pass")
-    typer.echo("acceptance rate    " + ("no draft token was verified" if rate is None else f"{rate:.1%}"))
-    typer.echo(f"plain passes       {told['plain_share']:.1%} (no draft token was there)")
-    for accepted, share in told["accepted_per_pass"].items():
-        typer.echo(f"  {accepted:>2} accepted  {share:6.1%}  {'#' * round(50 * share)}")
-
-
-def achieved(results: Sequence[Result]) -> dict[str, Any]:
-    """Acceptance over answers, from the origin of every token. A pass ends with its last token that is no draft's."""
-    per_pass: Counter[int] = Counter()
-    plain = 0
-    for result in results:
-        run = 0
-        for origin in result.origins:
-            if origin == "accepted":
-                run += 1
-                continue
-            per_pass[run] += 1
-            plain += origin == "plain"
-            run = 0
-        if run:
-            per_pass[run] += 1
-    passes = sum(per_pass.values())
-    tokens = sum(len(result.tokens) for result in results)
-    proposed = sum(result.usage.proposed_tokens for result in results)
-    accepted = sum(result.usage.accepted_tokens for result in results)
-    return {
-        "answers": len(results),
-        "tokens": tokens,
-        "passes": passes,
-        "acceptance_length": tokens / passes if passes else 0.0,
-        "acceptance_rate": accepted / proposed if proposed else None,
-        "plain_share": plain / passes if passes else 0.0,
-        "accepted_per_pass": {count: per_pass[count] / passes for count in sorted(per_pass)},
-    }
-
-
 def _given(file: Path | None) -> dict[str, Any]:
     if file is None:
         return {}
@@ -175,21 +110,3 @@ def _validated(given: dict[str, Any]) -> Any:
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
         raise ConfigError("plan: " + "; ".join(problems)) from error
-
-
-def _prompts(path: Path) -> list[str]:
-    """Texts of a file: lines, a JSON list, or JSON lines with `prompt`. Raises ConfigError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".json":
-            found = json.loads(text)
-        elif path.suffix == ".jsonl":
-            found = [json.loads(line) for line in text.splitlines() if line.strip()]
-        else:
-            found = [line for line in text.splitlines() if line.strip()]
-        prompts = [item if isinstance(item, str) else item["prompt"] for item in found]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"cannot read prompts from {path}: {error}") from error
-    if not prompts:
-        raise ConfigError(f"{path} holds no prompts")
-    return prompts

@@ -8,7 +8,8 @@ A rule that says (tau, y) means: commit X_1..X_tau, then one token drawn from y.
 
 q must be the distribution that the token was really drawn from. One-hot is right for every draft, however its token
 came about, because it conditions on the token; it accepts less. So `usable_support` falls back to it when a support
-cannot be what the token was drawn from.
+cannot be what the token was drawn from: also for a token that a support was cut off from after the draw, since the
+others are then drawn from what is left of it. A draft that tells a possible but wrong q biases the output.
 """
 
 from __future__ import annotations
@@ -130,8 +131,11 @@ def typical(p: Rows, choices: Choices, x: Sequence[int], epsilon: float = 0.09, 
     """
     for i, token in enumerate(x):
         row = p[i]
+        mass = float(row[token])
+        if mass > epsilon:  # whatever the entropy
+            continue
         entropy = float(torch.special.entr(row).sum())
-        if not float(row[token]) > min(epsilon, delta * math.exp(-entropy)) and choices[i] != token:
+        if not mass > min(epsilon, delta * math.exp(-entropy)) and choices[i] != token:
             return i
     return len(x)
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.settings import SamplingSettings
@@ -51,14 +52,24 @@ def _penalises(sampling: SamplingSettings) -> bool:
 
 
 class History:
-    """What has been said before a position. It follows a block, one draft token after another, in O(1) each."""
+    """What has been said before a position. It follows a block, one draft token after another.
+
+    Penalties go by arrays, of the few hundred ids that were said: a step costs a copy of them at most.
+    """
 
     def __init__(self, prompt: Sequence[int], output: Sequence[int], sampling: SamplingSettings) -> None:
         self._longest = max((len(word) for word in sampling.bad_words), default=1) - 1
         self.length = len(output)
         self.tail = list(output[-self._longest :]) if self._longest else []
-        self.counts = Counter(output) if _penalises(sampling) else Counter()
-        self.prompt = set(prompt) if sampling.repetition_penalty != 1 else set()
+        counts = Counter(output) if _penalises(sampling) else Counter[int]()
+        self._places = {token: n for n, token in enumerate(counts)}
+        self.answered = _ids(counts)
+        """int64: the ids of the answer so far, each once."""
+        self.times: NDArray[np.float64] = np.fromiter(counts.values(), np.float64, len(counts))
+        """How often each of them was said."""
+        self._prompt = set(prompt) if sampling.repetition_penalty != 1 else set[int]()
+        self.said = _ids(self._prompt | counts.keys()) if sampling.repetition_penalty != 1 else self.answered
+        """int64: those of the prompt too, for the repetition penalty."""
         self._counting = _penalises(sampling)
 
     def append(self, token: int) -> None:
@@ -67,7 +78,18 @@ class History:
         if self._longest:
             self.tail = [*self.tail, token][-self._longest :]
         if self._counting:
-            self.counts[token] += 1
+            self._count(token)
+
+    def _count(self, token: int) -> None:
+        place = self._places.get(token)
+        if place is not None:
+            self.times[place] += 1
+            return
+        self._places[token] = len(self._places)
+        self.answered = np.append(self.answered, token)
+        self.times = np.append(self.times, 1.0)
+        if token not in self._prompt:
+            self.said = np.append(self.said, token)
 
 
 def adjust(
@@ -91,14 +113,29 @@ def adjust(
         row[columns.of((*eos, *sampling.stop_token_ids), row)] = -math.inf
     if sampling.logit_bias:
         row[columns.of(sampling.logit_bias, row)] += columns.values(sampling.logit_bias, row)
+    if _penalises(sampling):
+        _penalise(row, sampling, history, columns)
+
+
+def _penalise(row: Tensor, sampling: SamplingSettings, history: History, columns: Columns) -> None:
+    scores = row.numpy() if row.device.type == "cpu" else None
     if sampling.repetition_penalty != 1:
-        said = columns.of(history.prompt | history.counts.keys(), row)
-        scores = row[said]
         factor = sampling.repetition_penalty
-        row[said] = torch.where(scores > 0, scores / factor, scores * factor)
-    if (sampling.presence_penalty or sampling.frequency_penalty) and history.counts:
-        times = columns.values(history.counts, row)
-        row[columns.of(history.counts, row)] -= sampling.frequency_penalty * times + sampling.presence_penalty
+        said, _ = columns.places(history.said)
+        if scores is not None:  # the same arithmetic, without torch's price per call
+            now = scores[said]
+            scores[said] = np.where(now > 0, now / factor, now * factor)
+        else:
+            on_device = torch.from_numpy(said).to(row.device)
+            values = row[on_device]
+            row[on_device] = torch.where(values > 0, values / factor, values * factor)
+    if (sampling.presence_penalty or sampling.frequency_penalty) and len(history.answered):
+        answered, kept = columns.places(history.answered)
+        losses = sampling.frequency_penalty * history.times[kept] + sampling.presence_penalty
+        if scores is not None:
+            scores[answered] -= losses.astype(scores.dtype)
+        else:
+            row[torch.from_numpy(answered).to(row.device)] -= torch.from_numpy(losses).to(row.device, row.dtype)
 
 
 class Columns:
@@ -118,6 +155,15 @@ class Columns:
         found = [value for token, value in by_token.items() if self._find(token) is not None]
         return torch.tensor(found, dtype=row.dtype, device=row.device)
 
+    def places(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Columns of those `tokens` that the row holds, and which these are."""
+        if self._column is None:
+            kept = tokens < self._size
+            return tokens[kept], kept
+        found = np.array([self._column.get(token, -1) for token in tokens.tolist()], dtype=np.int64)
+        kept = found >= 0
+        return found[kept], kept
+
     def _find(self, token: int) -> int | None:
         if self._column is not None:
             return self._column.get(token)
@@ -133,22 +179,27 @@ def kept(row: Tensor, sampling: SamplingSettings) -> tuple[Tensor, Tensor]:
             scaled = best[:-1] / sampling.temperature
             inside = scaled >= _min_p_edge(scaled, sampling)
             if sampling.top_p < 1:
-                inside &= scaled >= _nucleus_edge(scaled[inside], sampling.top_p)
+                inside &= scaled >= _nucleus(scaled[inside], sampling.top_p)[0]
             return ids[:-1][inside], scaled[inside]
-    scaled = row / sampling.temperature
+    scaled = row if sampling.temperature == 1 else row / sampling.temperature
     lowest = _min_p_edge(scaled, sampling)
     if 0 < sampling.top_k < size:
         lowest = max(lowest, float(scaled.topk(sampling.top_k).values[-1]))
     if sampling.top_p < 1:
-        survivors = scaled if lowest == -math.inf else scaled[_at_least(scaled, lowest)]
-        lowest = max(lowest, _nucleus_edge(survivors, sampling.top_p))
+        within = None if lowest == -math.inf else _at_least(scaled, lowest)
+        edge, near = _nucleus(scaled if within is None else scaled[within], sampling.top_p)
+        lowest = max(lowest, edge)
+        if near is not None:  # they hold all that is kept, so the others need not be looked at again
+            near = near if within is None else within[near]
+            ids = near[scaled[near] >= lowest]
+            return ids, scaled[ids]
     ids = _at_least(scaled, lowest)
     return ids, scaled[ids]
 
 
 def _top(row: Tensor, count: int, temperature: float) -> tuple[Tensor, Tensor]:
     """As torch.topk. It costs less among the tokens near the best one, where they are enough."""
-    near = _at_least(row, float(row.amax()) - _NEAR * temperature)
+    near = _at_least(row, largest(row) - _NEAR * temperature)
     if count <= len(near) <= _MANY:
         best, places = row[near].topk(count)
         return best, near[places]
@@ -157,35 +208,47 @@ def _top(row: Tensor, count: int, temperature: float) -> tuple[Tensor, Tensor]:
 
 
 def _min_p_edge(scaled: Tensor, sampling: SamplingSettings) -> float:
-    return float(scaled.amax()) + math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
+    return largest(scaled) + math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
 
 
-def _nucleus_edge(scaled: Tensor, top_p: float) -> float:
+def _nucleus(scaled: Tensor, top_p: float) -> tuple[float, Tensor | None]:
     """Score of the last token of the smallest set that holds `top_p` of the tokens given, [M].
 
     A token is kept while the mass before it is below top_p. Sorting is what costs: usually the tokens near the best
-    one hold enough; otherwise buckets by score find the few among which the mass crosses top_p.
+    one hold enough, and these come along (int64, places in `scaled`); otherwise buckets by score find the few among
+    which the mass crosses top_p.
     """
-    best = scaled.amax()
+    best = largest(scaled)
     weights = (scaled - best).exp_()
     wanted = top_p * float(weights.sum())
+    near: Tensor | None = None
     if len(scaled) > _FEW:
-        near = _at_least(scaled, float(best) - _NEAR)
+        near = _at_least(scaled, best - _NEAR)
         if len(near) <= _MANY and float(weights[near].sum()) > wanted:
             scaled, weights = scaled[near], weights[near]
         else:
-            bucket = torch.sub(best, scaled).mul_(_BUCKETS / _RANGE).clamp_(max=_BUCKETS).to(torch.int32)
+            near = None
+            bucket = (best - scaled).mul_(_BUCKETS / _RANGE).clamp_(max=_BUCKETS).to(torch.int32)
             mass = torch.bincount(bucket, weights.double(), _BUCKETS + 1).cumsum(0)
             crossing = int((mass < wanted).sum().clamp(max=_BUCKETS))
             wanted -= float(mass[crossing - 1]) if crossing else 0.0
             inside = _where(bucket == crossing)
             if len(inside) == 0:  # rounding: the whole mass falls a little short of what is wanted
-                return -math.inf
+                return -math.inf, None
             scaled, weights = scaled[inside], weights[inside]
     order = scaled.argsort(descending=True)
     mass = weights[order].cumsum(0, dtype=torch.float64)
     last = int((mass < wanted).sum().clamp(max=len(order) - 1))
-    return float(scaled[order[last]])
+    return float(scaled[order[last]]), near
+
+
+def largest(row: Tensor) -> float:
+    """NumPy's maximum is vectorised, torch's on a CPU is not."""
+    return float(row.numpy().max()) if row.device.type == "cpu" else float(row.amax())
+
+
+def _ids(tokens: Collection[int]) -> NDArray[np.int64]:
+    return np.fromiter(tokens, np.int64, len(tokens))
 
 
 def _at_least(scaled: Tensor, lowest: float) -> Tensor:
@@ -257,6 +320,18 @@ def log_p(row: Tensor, sampling: SamplingSettings) -> Tensor:
         return (row / sampling.temperature).log_softmax(-1)
     ids, scaled = kept(row, sampling)
     return torch.full_like(row, -math.inf).index_copy_(0, ids, scaled.log_softmax(-1))
+
+
+def probabilities(row: Tensor, sampling: SamplingSettings) -> Tensor:
+    """p [V] of an adjusted row [V]: the exponential of `log_p`, in fewer steps."""
+    if sampling.greedy or filters(sampling):
+        return log_p(row, sampling).exp_()
+    return (row if sampling.temperature == 1 else row / sampling.temperature).softmax(-1)
+
+
+def best_of(row: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of a row [V] and their ids, best first."""
+    return _top(row, min(count, row.shape[-1]), 1.0)
 
 
 def check_ids(sampling: SamplingSettings, vocabulary: int) -> str | None:

@@ -192,7 +192,7 @@ class _Decider:
     def p(self, i: int) -> Tensor:
         """p [V] at row i."""
         if i not in self._p:
-            self._p[i] = sampling.log_p(self._row(i), self._settings).exp_()
+            self._p[i] = sampling.probabilities(self._row(i), self._settings)
         return self._p[i]
 
     def _row(self, i: int) -> Tensor:
@@ -218,7 +218,7 @@ class _Decider:
             raise _NoChoiceError(problem) from problem
 
     def _check(self, row: Tensor, n: int) -> None:
-        best = float(row.amax())
+        best = sampling.largest(row)
         if best == -torch.inf:
             raw = float(self._pass.logits[self._start + n].amax())
             if raw != -torch.inf:
@@ -283,15 +283,15 @@ class _Decider:
         count = self._settings.logprobs
         if count is None or not tokens:
             return ()
-        raw = self._pass.logits[self._start : self._start + len(tokens)]
-        normaliser = raw.logsumexp(-1, keepdim=True)
-        chosen = (raw.gather(1, torch.tensor(tokens, device=raw.device)[:, None]) - normaliser)[:, 0].tolist()
-        best = raw.topk(min(count, raw.shape[1]), dim=-1)
-        values, ids = (best.values - normaliser).tolist(), best.indices.tolist()
-        return tuple(
-            Alternatives(logprob, tuple(zip(top_ids, top_values, strict=True)))
-            for logprob, top_ids, top_values in zip(chosen, ids, values, strict=True)
-        )
+        return tuple(self._view(self._pass.logits[self._start + i], token, count) for i, token in enumerate(tokens))
+
+    @staticmethod
+    def _view(row: Tensor, token: int, count: int) -> Alternatives:
+        """By the model's own logits: one sum over the row, and the few best of it."""
+        normaliser = float(row.logsumexp(-1))
+        best, ids = sampling.best_of(row, count)
+        top = tuple(zip(ids.tolist(), [score - normaliser for score in best.tolist()], strict=True))
+        return Alternatives(float(row[token]) - normaliser, top)
 
 
 def _most_perturbed(scaled: Tensor, key: int, ids: Tensor) -> int:

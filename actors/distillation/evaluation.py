@@ -40,6 +40,8 @@ class Acceptance:
     length_error: float
     tested: int
     blocks: int
+    places: tuple[tuple[int, int], ...] = ()
+    """By place in the block: (accepted, tested), where all before it were accepted."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -112,7 +114,8 @@ def measure(
         target.attach(slot, request)
         draft.open(request)
     lengths: list[int] = []
-    accepted = tested = 0
+    accepted = [0] * lookahead
+    tested = [0] * lookahead
     while running := [n for n, output in enumerate(outputs) if len(output) < tokens]:
         proposals = _draft_chains(draft, running, lookahead)
         rows = []
@@ -126,23 +129,26 @@ def measure(
             target.record(n, found.tokens)
             draft.advance(requests[n].sequence, found.tokens)
             lengths.append(len(found.tokens))
-            accepted += found.accepted
-            tested += min(found.accepted + 1, len(row.proposal.tokens))
+            for place in range(min(found.accepted + 1, len(row.proposal.tokens))):
+                tested[place] += 1
+                accepted[place] += place < found.accepted
     for slot, request in enumerate(requests):
         target.detach(slot)
         draft.close(request.sequence)
-    rate, length = accepted / max(tested, 1), sum(lengths) / len(lengths)
+    decided = sum(tested)
+    rate, length = sum(accepted) / max(decided, 1), sum(lengths) / len(lengths)
     spread = sum((x - length) ** 2 for x in lengths) / max(len(lengths) - 1, 1)
     return Acceptance(
         rule=rule,
         temperature=temperature,
         lookahead=lookahead,
         rate=rate,
-        rate_error=math.sqrt(rate * (1 - rate) / max(tested, 1)),
+        rate_error=math.sqrt(rate * (1 - rate) / max(decided, 1)),
         length=length,
         length_error=math.sqrt(spread / len(lengths)),
-        tested=tested,
+        tested=decided,
         blocks=len(lengths),
+        places=tuple(zip(accepted, tested, strict=True)),
     )
 
 

@@ -26,6 +26,8 @@ class LookupSettings:
 
     longest: int = 4
     shortest: int = 2
+    prediction_alone: bool = False
+    """Leave the prompt and the answer out."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.shortest <= self.longest:
@@ -68,7 +70,7 @@ class _Session:
 
     def __init__(self, opening: Opening, settings: LookupSettings) -> None:
         self._settings = settings
-        self._text = _Text((*opening.prompt, *opening.committed), settings)
+        self._text = _Text(() if settings.prediction_alone else (*opening.prompt, *opening.committed), settings)
         self._prediction = _Text(opening.sampling.prediction, settings)
         self._answer: list[int] = []
         self._reached = 0
@@ -77,7 +79,8 @@ class _Session:
 
     def advance(self, tokens: Sequence[int]) -> None:
         """`tokens` were committed."""
-        self._text.extend(tokens)
+        if not self._settings.prediction_alone:
+            self._text.extend(tokens)
         self._follow(tokens)
 
     def _follow(self, tokens: Sequence[int]) -> None:

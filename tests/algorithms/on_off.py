@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lossy_path import Answer, LossyPath, RandomLookahead
 
@@ -113,10 +113,10 @@ def sweep(
     grammars: Sequence[str] = (),
     draft: Callable[[dict[str, Sequence[int]]], DraftModel] | None = None,
     tolerance: float = 0.0,
-    report: Callable[[str], None] = lambda line: None,
 ) -> Sweep:
     """Answer each prompt without and with speculation; half of them under one setting, half under two to five.
 
+    Some are then resumed from inside their answers, as a replica does that takes over: the rest must be the same too.
     draft: made from the answers without speculation; scripted ones by default.
     """
     card = target.card()
@@ -131,8 +131,10 @@ def sweep(
     alone = settings_alone(common, card.vocabulary, rng, grammars)
     openings = [opening(n, prompt, chosen(alone, n, rng), tokens, rng) for n, prompt in enumerate(prompts)]
     references = plain(target, settings, openings)
-    report(f"{len(openings)} answers without speculation: {sum(len(r.tokens) for r in references.values())} tokens")
-    scripts: dict[str, Sequence[int]] = {name: answer.tokens for name, answer in references.items()}
+    resumed = [half_answered(o, references[o.sequence], rng) for o in openings[:: len(openings) // 50 + 1]]
+    openings += [opening for opening, _ in resumed]
+    references |= {opening.sequence: rest for opening, rest in resumed}
+    scripts: dict[str, Sequence[int]] = {o.sequence: [*o.committed, *references[o.sequence].tokens] for o in openings}
     drafts = draft(scripts) if draft is not None else ScriptedDrafts(scripts, card.vocabulary, rng)
     path = LossyPath(target, drafts, settings, rng, controller=lambda it: RandomLookahead(it, rng))
     found = Sweep(tolerance, settings=len(alone))
@@ -141,6 +143,14 @@ def sweep(
     found.proposed, found.accepted, found.passes = path.proposed, path.accepted, path.passes
     found.lookaheads = path.lengths
     return found
+
+
+def half_answered(opening: Opening, answer: Answer, rng: random.Random) -> tuple[Opening, Answer]:
+    """The same request with a part of its answer committed, and what is left of the answer."""
+    done = rng.randrange(max(1, len(answer.tokens)))
+    again = replace(opening, sequence=f"{opening.sequence}-resumed", committed=tuple(answer.tokens[:done]))
+    left = Answer(answer.tokens[done:], answer.margins[done:], answer.alternatives[done:], answer.finish, answer.error)
+    return again, left
 
 
 def plain(target: TargetModel, settings: TargetSettings, openings: Sequence[Opening]) -> dict[str, Answer]:

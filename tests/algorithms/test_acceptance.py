@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
-from exact_laws import SHAPES, World, block_branches, law, paths, product, random_world, rejection_branches
+from exact_laws import SHAPES, Prefix, World, block_branches, law, paths, product, random_world, rejection_branches
 
 from actors.algorithms import acceptance
 from actors.messages import Support
@@ -136,6 +139,60 @@ def test_typical_threshold() -> None:
 )
 def test_impossible_supports_are_taken_for_deterministic(support: Support | None, why: str) -> None:
     assert acceptance.usable_support(support, 0, 4) is None, why
+
+
+BREAKS = {
+    "lost": lambda q, token: None,
+    "another token's": lambda q, token: Support(tuple(t for t in q.tokens if t != token), (1.0,) * (len(q.tokens) - 1)),
+    "shorter": lambda q, token: Support(q.tokens, q.probabilities[:-1]),
+    "not a number": lambda q, token: Support(q.tokens, (float("nan"),) * len(q.tokens)),
+    "twice as much": lambda q, token: Support(q.tokens, tuple(2 * p for p in q.probabilities)),
+}
+
+
+@dataclass(frozen=True)
+class BrokenWorld(World):
+    """Tokens are drawn from q, and at some prefixes what is said of q makes no sense."""
+
+    how: Callable[[Support, int], Support | None]
+
+    def supports(self, x: Prefix) -> list[Support | None]:
+        honest = super().supports(x)
+        said = [self.how(q, x[i]) if q is not None and (sum(x[:i]) + i) % 2 == 0 else q for i, q in enumerate(honest)]
+        return [acceptance.usable_support(q, token, self.vocabulary) for q, token in zip(said, x, strict=True)]
+
+
+@dataclass(frozen=True)
+class CutWorld(World):
+    """Tokens are drawn from q, and what is said of q is cut to its best two ids after the draw."""
+
+    def supports(self, x: Prefix) -> list[Support | None]:
+        found = []
+        for i, token in enumerate(x):
+            q = self.q[x[:i]]
+            best = np.argsort(q)[-2:]
+            cut = Support(tuple(best.tolist()), tuple((q[best] / q[best].sum()).tolist()))
+            found.append(acceptance.usable_support(cut, token, self.vocabulary))
+        return found
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("how", [*BREAKS, "cut after the draw"])
+def test_a_broken_support_costs_acceptance_alone(rule: str, how: str) -> None:
+    """Taken for one-hot, which conditions on the token that was drawn: the law of the output is p all the same."""
+    rng = np.random.default_rng(11)
+    fewer = 0.0
+    for vocabulary, k in ((3, 1), (3, 2), (4, 2), (3, 3)):
+        for _ in range(8):
+            world = random_world(rng, vocabulary, k, "free")
+            cut = how == "cut after the draw"
+            broken = (CutWorld if cut else BrokenWorld)(
+                vocabulary, k, world.p, world.q, *([] if cut else [BREAKS[how]])
+            )
+            total, accepted = law(broken, RULES[rule])
+            assert np.abs(total - product(world)).max() < 1e-12
+            fewer += law(world, RULES[rule])[1] - accepted
+    assert fewer > 0
 
 
 def test_usable_supports_are_renormalised() -> None:

@@ -199,7 +199,8 @@ def test_history_follows_a_block() -> None:
     history = sampling.History([1], [5], settings)
     history.append(6)
     fresh = sampling.History([1], [5, 6], settings)
-    assert (history.length, history.tail, history.counts) == (fresh.length, fresh.tail, fresh.counts)
+    assert (history.length, history.tail, history.answered.tolist()) == (fresh.length, fresh.tail, [5, 6])
+    assert (history.times.tolist(), sorted(history.said.tolist())) == (fresh.times.tolist(), [1, 5, 6])
     row = torch.zeros(8)
     sampling.adjust(row, settings, history, ())
     assert row[7] == -math.inf

@@ -7,7 +7,7 @@ never (a foe). Nothing else is a stand-in.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,7 +17,7 @@ import httpx
 from actors.admission import Admission
 from actors.algorithms.types import Outcome
 from actors.draft import DraftActor
-from actors.engines.protocol import Expand, ModelCard, Ranked, Row
+from actors.engines.protocol import DraftModel, Expand, ModelCard, Ranked, Row, TargetModel
 from actors.links import LocalPeer
 from actors.messages import Alternatives, Opening
 from actors.orchestrator import Orchestrator
@@ -155,19 +155,32 @@ async def stack(
     slots: int = 8,
     queue: int = 256,
     context: int = 256,
+    make_target: Callable[[TargetSettings], TargetModel] | None = None,
+    make_draft: Callable[[DraftSettings], DraftModel] | None = None,
 ) -> AsyncIterator[Stack]:
-    """Every pass waits for the draft, so that blocks are as long as `lookahead` says."""
+    """Every pass waits for the draft, so that blocks are as long as `lookahead` says.
+
+    make_target, make_draft: real models in place of the rigged ones.
+    """
     ahead = LookaheadSettings(mode="fixed", maximum=lookahead, wait="bounded", max_wait_ms=1000)
     target_settings = TargetSettings(slots=slots, queue=queue, context=context, lookahead=ahead)
     draft_settings = DraftSettings(slots=2 * slots, context=context, tree=TreeSettings(branching=1))
     vocabulary = codec.vocabulary
     recorder = MemoryRecorder()
-    target = TargetActor("t", lambda: RiggedTarget(script, vocabulary, target_settings), target_settings, recorder)
+
+    def model() -> TargetModel:
+        return make_target(target_settings) if make_target else RiggedTarget(script, vocabulary, target_settings)
+
+    target = TargetActor("t", model, target_settings, recorder)
     actors: list[TargetActor | DraftActor] = [target]
     drafts: dict[str, LocalPeer] = {}
     if character is not None:
         kind = character
-        draft = DraftActor("d", lambda: RiggedDraft(script, vocabulary, draft_settings, kind), draft_settings, recorder)
+
+        def guesser() -> DraftModel:
+            return make_draft(draft_settings) if make_draft else RiggedDraft(script, vocabulary, draft_settings, kind)
+
+        draft = DraftActor("d", guesser, draft_settings, recorder)
         actors.append(draft)
         drafts["d"] = LocalPeer(draft)
     orchestrator = Orchestrator(

@@ -24,7 +24,8 @@ ASK = {"prompt": "x", "temperature": 0}
 
 async def ask(it: Stack, body: dict[str, Any]) -> dict[str, Any]:
     """The only choice, after checking that the streamed answer is the same. Adds `ids` and `usage`."""
-    body = {**ASK, **body, "speculation": {"tokens": True}}
+    speculation = {"tokens": True, "enabled": body.get("speculation", True)}
+    body = {**ASK, **body, "speculation": speculation}
     whole, streamed = await asyncio.gather(
         it.http.post("/v1/completions", json=body),
         it.http.post("/v1/completions", json={**body, "stream": True, "stream_options": {"include_usage": True}}),
@@ -61,6 +62,21 @@ async def test_stops_and_caps_at_every_offset(character: Character | None) -> No
             assert capped["usage"]["completion_tokens"] == place
         if character == "twin":
             assert it.recorder.total(telemetry.ACCEPTED) > 0
+
+
+@pytest.mark.parametrize("lookahead", [1, 2, 3, 4, 6])  # 5: above
+async def test_any_id_of_the_answer_can_stop_it(lookahead: int) -> None:
+    """The answer without speculation, cut at the first occurrence of the id; one that never comes changes nothing."""
+    text = "abcabdabcabe"
+    script = CODEC.encode(text)
+    async with stack(CODEC, script, "twin", lookahead) as it:
+        plain = await ask(it, {"max_tokens": 40, "speculation": False})
+        assert plain["text"] == text
+        for letter in "abcdez":
+            got = await ask(it, {"stop_token_ids": [*CODEC.encode(letter)], "max_tokens": 40})
+            place = text.find(letter)
+            assert got["text"] == (text[:place] if place >= 0 else text)
+            assert got["ids"] == [*script[: place + 1]] if place >= 0 else [*script, EOS]
 
 
 @pytest.mark.parametrize("lookahead", [1, 2, 4, 6])

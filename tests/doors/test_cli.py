@@ -14,8 +14,8 @@ import yaml
 from actors.messages import Usage
 from cluster.config import load_config
 from deployments import cli
+from deployments.acceptance_cli import achieved
 from deployments.comparison import Summary, Timing, compare, quantile
-from deployments.plan_cli import achieved
 from deployments.results import Result
 
 

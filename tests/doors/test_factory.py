@@ -94,6 +94,11 @@ def test_a_retokenised_draft_is_built_and_fits(pair: tuple[str, str, str], tmp_p
     assert (card.vocabulary, card.slots, mismatch(target, card)) == (0, 2, None)
 
 
+def test_deterministic_is_the_embedded_engines_promise() -> None:
+    with pytest.raises(ConfigError, match="batch invariance"):
+        load_config({"target": {"engine": "vllm", "deterministic": True}})
+
+
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nowhere"):
         prepare(load_config({"target": {"model": str(tmp_path / "nowhere")}}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -195,6 +196,23 @@ async def test_speculation_is_reported_on_request(client: httpx.AsyncClient, ser
     assert told[-1]["acceptance_length"] == 3
     await client.post("/v1/chat/completions", json=chat(speculation=False))
     assert [r.sampling.speculation for r in service.requests] == [True, True, False]
+
+
+async def test_a_relaxed_rule_is_marked_in_every_answer(service: Reciter) -> None:
+    """Unasked, in whole answers, in streams and in usage; an exact rule is not."""
+    for rule, marked in (("typical", True), ("block", False)):
+        app = http_app(service, CODEC, replace(SERVED, rule=rule))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            got = (await client.post("/v1/chat/completions", json=chat())).json()
+            body = chat(stream=True, stream_options={"include_usage": True})
+            chunks = events(await client.post("/v1/chat/completions", json=body))
+            assert ("speculation" in got["choices"][0]) == marked
+            if marked:
+                assert not got["choices"][0]["speculation"]["exact"]
+                assert not chunks[-2]["choices"][0]["speculation"]["exact"]
+            for usage in (got["usage"], chunks[-1]["usage"]):
+                assert usage["completion_tokens_details"].get("relaxed", False) == marked
+            assert (await client.get("/v1/models")).json()["data"][0]["exact"] != marked
 
 
 async def test_extensions_reach_the_sampler(client: httpx.AsyncClient, service: Reciter) -> None:

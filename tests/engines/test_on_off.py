@@ -7,9 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-from two_tokenizers import merging
+from two_tokenizers import DRAFT, TARGET, llama
 
 from actors.algorithms.grammar import GrammarCompiler
 from actors.engines.causal_lm import CausalLM
@@ -19,30 +17,12 @@ from actors.engines.retokenised_draft import RetokenisedDraft
 from actors.engines.transformers_draft import TransformersDraft
 from actors.engines.transformers_target import TransformersTarget
 from actors.settings import DraftSettings, TargetSettings, TreeSettings
-from actors.text import TextCodec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "algorithms"))
 
 from on_off import sweep
 
-TARGET = merging(" the", " cat", "hello", " sat", "12")
-DRAFT = merging("he", "ll", " c", " th", "at")
 TOKENS = 12
-
-
-def llama(codec: TextCodec, seed: int, layers: int = 2) -> CausalLM:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=codec.vocabulary,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.2,
-    )
-    return CausalLM(LlamaForCausalLM(config).double(), name=f"llama-{seed}", eos=(0,))
 
 
 @pytest.fixture(scope="module")

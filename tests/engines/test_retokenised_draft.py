@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_llamas import opening
 from torch import Tensor
-from two_tokenizers import merging, pieces, said
+from two_tokenizers import DRAFT, TARGET, pieces, said
 
 from actors.algorithms.retokenising import Reading, Transcript, continued, spoken
 from actors.engines.causal_lm import CausalLM
@@ -24,8 +24,6 @@ from actors.messages import Support
 from actors.settings import DraftSettings, TreeSettings
 from actors.text import TextCodec
 
-TARGET = merging(" the", " cat", "hello", " sat")
-DRAFT = merging("he", "ll", " c", " th", "at")
 PIECES = pieces("the", "cat", "sat")
 TEXT = "the cat sat on the mat, hello héllo 👍 the end"
 

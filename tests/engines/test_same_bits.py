@@ -5,7 +5,7 @@ Small models in float32, because float32 is where rounding shows: with the model
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -14,7 +14,9 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from actors.engines.causal_lm import CausalLM
+from actors.engines.same_bits import require_same_bits
 from actors.engines.slots import SlotCache, SlotRow
+from actors.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="promised for AVX-512 only")
 
@@ -119,3 +121,24 @@ def test_in_a_slot_whose_last_sequence_left_infinities(model: CausalLM, start: i
         layer[0, :, start:] = torch.inf
     cache.claim(0, CONTEXT, CONTEXT)  # as a pass that wrote them would have
     assert torch.equal(_block(model, cache, start, 3), _plain(model, 0, start, 3))
+
+
+class _Rounding(CausalLM):
+    """Rounds as a matrix library does that sums in another order from so many tokens on."""
+
+    least = 0
+
+    def run(self, cache: SlotCache, rows: Sequence[SlotRow], keep: Sequence[int]) -> Tensor:
+        logits = super().run(cache, rows, keep)
+        return logits + 1e-6 if sum(len(row.tokens) for row in rows) >= self.least else logits
+
+
+def test_a_target_that_must_be_deterministic_finds_out_whether_it_is() -> None:
+    model = _model(4, 2, 16)
+    require_same_bits(model, 300)
+    require_same_bits(model, 12)
+    model.__class__ = _Rounding
+    for least in (2, 5, 9, 12):
+        model.least = least  # type: ignore[attr-defined]
+        with pytest.raises(ConfigError, match=r"change by up to 9\.\de-07|change by up to 1\.\de-06"):
+            require_same_bits(model, 300)

@@ -1,12 +1,14 @@
-"""Tokenizers that cut the same text differently, small enough to be built here."""
+"""Tokenizers that cut the same text differently, and models over them, small enough to be built here."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from actors.engines.causal_lm import CausalLM
 from actors.text import TextCodec
 
 
@@ -47,3 +49,29 @@ def pieces(*words: str) -> TextCodec:
 def said(codec: TextCodec, tokens: Sequence[int]) -> str:
     """The text of `tokens` by their bytes."""
     return b"".join(codec.piece(token) for token in tokens if not codec.is_special(token)).decode()
+
+
+TARGET = merging(" the", " cat", "hello", " sat", "12")
+DRAFT = merging("he", "ll", " c", " th", "at")
+
+
+def module(codec: TextCodec, seed: int) -> LlamaForCausalLM:
+    """A random Llama in float64."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=codec.vocabulary,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.2,
+        attn_implementation="sdpa",
+    )
+    return LlamaForCausalLM(config).double().eval()
+
+
+def llama(codec: TextCodec, seed: int) -> CausalLM:
+    """The same, for slots."""
+    return CausalLM(module(codec, seed), name=f"llama-{seed}", eos=(0,))

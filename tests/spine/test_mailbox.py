@@ -91,9 +91,13 @@ def test_malformed_offers_are_dropped_and_harm_nobody() -> None:
         expansion(PROMPT, -1),
         Expansion(prefix_key(PROMPT), 3, (), ()),
         Expansion(prefix_key(PROMPT), 3, (1, 2), (0.5,)),
+        Expansion(prefix_key(PROMPT), 3, (1,), (float("nan"),)),
+        Expansion(prefix_key(PROMPT), 3, (1,), (-0.5,)),
+        Expansion(prefix_key(PROMPT), 3, (1,), (float("inf"),)),
     ]
     assert mailbox.offer(OfferBatch("draft", {"s": bad, "stranger": [expansion(PROMPT, 1)]})) == []
     assert mailbox.path("s", 8) == mailbox.path("stranger", 8) == Proposal()
+    assert mailbox.malformed == len(bad)
     assert mailbox.offer(offer(expansion(PROMPT, 1))) == ["s"]
 
 

@@ -1,0 +1,43 @@
+"""A real model small enough for tests of the doors: one layer over the bytes of tiny.py, in float64."""
+
+from __future__ import annotations
+
+import torch
+from tiny import byte_codec
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from actors.algorithms.grammar import GrammarCompiler
+from actors.engines.causal_lm import CausalLM
+from actors.engines.predicted_draft import PredictedDraft
+from actors.engines.protocol import DraftModel, TargetModel
+from actors.engines.transformers_draft import TransformersDraft
+from actors.engines.transformers_target import TransformersTarget
+from actors.settings import DraftSettings, TargetSettings
+
+CODEC = byte_codec()
+
+
+def model() -> CausalLM:
+    """The same weights each time."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=CODEC.vocabulary,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        initializer_range=0.3,
+    )
+    return CausalLM(LlamaForCausalLM(config).double(), name="small", eos=(0,))
+
+
+def target(settings: TargetSettings) -> TargetModel:
+    """With grammars."""
+    backend = CODEC._tokenizer.backend_tokenizer
+    return TransformersTarget(model(), settings, GrammarCompiler(backend.to_str(), CODEC.vocabulary, (0,)))
+
+
+def twin(settings: DraftSettings) -> DraftModel:
+    """The same weights as a draft, after the client's prediction."""
+    return PredictedDraft(TransformersDraft(model(), settings), settings)
