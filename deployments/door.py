@@ -9,7 +9,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,12 +24,13 @@ from deployments.body import Body, parse, validated
 from deployments.choice import Choice
 from deployments.edge import BODY_LIMIT_S, read_body
 from deployments.gate import Gate
+from deployments.grammars import GrammarCheck
 from deployments.keys import Tenant
 from deployments.schema import ChatRequest, Common, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from deployments.service import Codec, Served, Service
 from deployments.streams import EventStream, merged, while_connected
 from deployments.toolcalls import ToolCallReader
-from deployments.translate import chat_requests, check_messages, check_model, completion_requests
+from deployments.translate import chat_requests, check_messages, check_model, completion_requests, grammar_param
 
 BATCH_PRIORITY = -10
 """Of requests of a batch that name none: what people wait for goes first."""
@@ -66,6 +67,7 @@ class Door:
     limits: HttpLimits
     gate: Gate
     clock: Callable[[], float] = time.time
+    grammars: GrammarCheck = field(default_factory=GrammarCheck)
 
     async def identify(self, request: Request) -> None:
         """Finds out who asks. Raises ForbiddenError."""
@@ -104,6 +106,7 @@ class Door:
     async def _completion(self, body: CompletionRequest) -> tuple[Answer, list[GenerationRequest]]:
         id_ = f"cmpl-{secrets.token_hex(16)}"
         asked = await asyncio.to_thread(completion_requests, body, id_, self.codec, self.served)
+        await self._check_grammar(body, asked[0])
         echoes = await asyncio.to_thread(self._echoes, body) if body.echo else [""] * len(body.prompt)
         candidates = len(asked) // len(body.prompt)
         choices = [Choice(i, echo=echoes[i // candidates]) for i in range(len(asked))]
@@ -113,9 +116,15 @@ class Door:
     async def _conversation(self, body: ChatRequest) -> tuple[Answer, list[GenerationRequest]]:
         id_ = f"chatcmpl-{secrets.token_hex(16)}"
         asked = await asyncio.to_thread(chat_requests, body, id_, self.codec, self.served)
+        await self._check_grammar(body, asked[0])
         names = [] if body.tool_choice == "none" else [tool["function"]["name"] for tool in body.tools]
         choices = [Choice(i, reader=ToolCallReader(names, body.parallel_tool_calls)) for i in range(len(asked))]
         return ChatAnswer(id_, int(self.clock()), self.served, self.codec, choices, _options(body, body.n)), asked
+
+    async def _check_grammar(self, body: Common, request: GenerationRequest) -> None:
+        """All choices of a request share one grammar."""
+        if request.sampling.grammar is not None:
+            await self.grammars.check(request.sampling.grammar, grammar_param(body))
 
     async def models(self) -> Response:
         """GET /v1/models."""

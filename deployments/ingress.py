@@ -50,6 +50,7 @@ def http_app(
         yield
         if batches is not None:
             await batches.close()
+        door.grammars.close()
 
     app = FastAPI(
         title="Outrider", version=served.version, openapi_url="/openapi.json", redirect_slashes=False, lifespan=life

@@ -1,4 +1,7 @@
-"""From response_format, structured_outputs and tool_choice to a grammar in llguidance's serialised form."""
+"""From response_format, structured_outputs and tool_choice to a grammar in llguidance's serialised form.
+
+Nothing is compiled here: whether a grammar can be followed is found out in grammars.py.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +50,14 @@ def structured_grammar(structured: dict[str, Any] | None) -> str | None:
         case "json", dict() as schema:
             return _from_schema(schema, param)
         case "regex", str() as pattern:
-            return _checked(LLMatcher.grammar_from_regex(pattern), param)
+            return _bounded(LLMatcher.grammar_from_regex(pattern), param)
         case "grammar", str() as lark:
-            return _checked(LLMatcher.grammar_from_lark(lark), param)
+            return _bounded(LLMatcher.grammar_from_lark(lark), param)
         case "choice", list() as choices if len(choices) > MAX_ALTERNATIVES:
             raise InvalidSettingError(f"choice has {len(choices)} alternatives; at most {MAX_ALTERNATIVES}", param)
         case "choice", list() as choices if choices and all(isinstance(c, str) and c for c in choices):
             alternatives = " | ".join(json.dumps(choice) for choice in choices)
-            return _checked(LLMatcher.grammar_from_lark(f"start: {alternatives}"), param)
+            return _bounded(LLMatcher.grammar_from_lark(f"start: {alternatives}"), param)
         case key, _:
             raise InvalidSettingError(f"structured_outputs.{key} is not supported, or not of its type", param)
 
@@ -97,15 +100,10 @@ def _from_schema(schema: dict[str, Any] | bool, param: str) -> str:
     text = json.dumps(schema)
     if len(text) > MAX_GRAMMAR_CHARACTERS:
         raise InvalidSettingError(f"the schema has {len(text)} characters; at most {MAX_GRAMMAR_CHARACTERS}", param)
-    return _checked(LLMatcher.grammar_from_json_schema(text), param)
+    return _bounded(LLMatcher.grammar_from_json_schema(text), param)
 
 
-def _checked(grammar: str, param: str) -> str:
-    from llguidance import LLMatcher
-
+def _bounded(grammar: str, param: str) -> str:
     if len(grammar) > 2 * MAX_GRAMMAR_CHARACTERS:
         raise InvalidSettingError("the grammar is too long", param)
-    problem = LLMatcher.validate_grammar(grammar)
-    if problem:
-        raise InvalidSettingError(f"not a grammar that can be followed: {problem.splitlines()[0]}", param)
     return grammar

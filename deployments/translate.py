@@ -148,6 +148,13 @@ def check_messages(count: int, served: Served) -> None:
         )
 
 
+def grammar_param(body: Common) -> str:
+    """The parameter that a request's grammar comes from."""
+    if body.structured_outputs:
+        return "structured_outputs"
+    return "response_format" if (body.response_format or {}).get("type", "text") != "text" else "tools"
+
+
 def _one_grammar(*grammars: str | None) -> str | None:
     given = [grammar for grammar in grammars if grammar is not None]
     if len(given) > 1:

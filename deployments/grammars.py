@@ -1,0 +1,112 @@
+"""Whether a client's grammar can be followed, found out where it can do no harm.
+
+Compiling a grammar is native code that nothing can interrupt, and a few hundred bytes can keep it busy for ever (an
+intersection of many patterns, for example). So it is tried first in a process of its own, with bounds on its time and
+memory: only what passes there reaches the thread that runs the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import weakref
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+
+from actors.errors import InvalidSettingError, OverloadedError
+
+LIMIT_S = 1.0
+MEMORY_BYTES = 2 << 30
+MOST_WAITING = 64
+REMEMBERED = 512
+
+_PROGRAM = """
+import json, resource, signal, sys
+from llguidance import LLMatcher
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]), int(sys.argv[2])))
+print("ready", flush=True)
+for line in sys.stdin:
+    signal.setitimer(signal.ITIMER_REAL, float(sys.argv[1]))  # nobody handles the signal: it ends the process
+    problem = LLMatcher.validate_grammar(json.loads(line))
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    print(json.dumps(problem), flush=True)
+"""
+
+
+class GrammarCheck:
+    """Lives on one event loop. One grammar at a time; what was found is remembered.
+
+    limit_s bounds what one grammar may take; the process is started when it is first needed, and after it was ended.
+    """
+
+    def __init__(self, limit_s: float = LIMIT_S) -> None:
+        self._limit_s = limit_s
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._process: subprocess.Popen[str] | None = None
+        self._found: OrderedDict[str, str] = OrderedDict()
+        self._waiting = 0
+
+    async def check(self, grammar: str, param: str) -> None:
+        """Raises InvalidSettingError unless it can be followed, OverloadedError when too many wait for that."""
+        problem = self._found.get(grammar)
+        if problem is None:
+            if self._waiting >= MOST_WAITING:
+                raise OverloadedError(f"{MOST_WAITING} grammars are waiting to be compiled; try again later")
+            self._waiting += 1
+            try:
+                problem = await asyncio.get_running_loop().run_in_executor(self._thread, self._try, grammar)
+            finally:
+                self._waiting -= 1
+            self._found[grammar] = problem
+            if len(self._found) > REMEMBERED:
+                self._found.popitem(last=False)
+        if problem:
+            raise InvalidSettingError(f"not a grammar that can be followed: {problem}", param)
+
+    def close(self) -> None:
+        """End the process."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._process is not None:
+            _end(self._process)
+
+    def _try(self, grammar: str) -> str:
+        """What is wrong with it; empty if nothing is."""
+        if self._process is None or self._process.poll() is not None:
+            self._process = self._start()
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(grammar) + "\n")
+            process.stdin.flush()
+            told = process.stdout.readline()
+        except OSError:
+            told = ""
+        if told:
+            problem: str = json.loads(told)
+            return problem.splitlines()[0][:300] if problem else ""
+        self._process = None
+        _end(process)
+        return f"it takes more than {self._limit_s:g} s, or too much memory, to compile"
+
+    def _start(self) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", _PROGRAM, str(self._limit_s), str(MEMORY_BYTES)]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        assert process.stdout is not None
+        process.stdout.readline()  # imports are not what is measured
+        weakref.finalize(self, _end, process)
+        return process
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):  # what was not read any more
+                pipe.close()
