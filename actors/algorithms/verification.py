@@ -287,11 +287,9 @@ class _Decider:
 
     @staticmethod
     def _view(row: Tensor, token: int, count: int) -> Alternatives:
-        """By the model's own logits: one sum over the row, and the few best of it."""
-        normaliser = float(row.logsumexp(-1))
-        best, ids = sampling.best_of(row, count)
-        top = tuple(zip(ids.tolist(), [score - normaliser for score in best.tolist()], strict=True))
-        return Alternatives(float(row[token]) - normaliser, top)
+        """By the model's own logits."""
+        logprob, best = sampling.log_probabilities(row, token, count)
+        return Alternatives(logprob, tuple(best))
 
 
 def _most_perturbed(scaled: Tensor, key: int, ids: Tensor) -> int:
