@@ -131,7 +131,8 @@ def sweep(
     alone = settings_alone(common, card.vocabulary, rng, grammars)
     openings = [opening(n, prompt, chosen(alone, n, rng), tokens, rng) for n, prompt in enumerate(prompts)]
     references = plain(target, settings, openings)
-    resumed = [half_answered(o, references[o.sequence], rng) for o in openings[:: len(openings) // 50 + 1]]
+    again = rng.sample(openings, len(openings) // 5)
+    resumed = [half_answered(o, references[o.sequence], rng) for o in again]
     openings += [opening for opening, _ in resumed]
     references |= {opening.sequence: rest for opening, rest in resumed}
     scripts: dict[str, Sequence[int]] = {o.sequence: [*o.committed, *references[o.sequence].tokens] for o in openings}
