@@ -184,12 +184,12 @@ def status(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> 
         typer.echo(json.dumps({"ready": ready, **told}))
         raise typer.Exit(0 if ready else 1)
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from deployments.explain import status_rows
 
     title = f"{url}: {'ready' if ready else 'not ready'}, {told.get('sessions', 0)} requests under way"
-    table = Table("tier", "replica", "load", "controllers", title=title)
+    table = Table("tier", Column("replica", overflow="fold"), "load", "controllers", title=title)
     for row in status_rows(told):
         table.add_row(*row)
     Console().print(table)
