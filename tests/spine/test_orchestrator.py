@@ -93,10 +93,11 @@ async def test_losing_the_draft_in_mid_stream_changes_nothing(start, request_for
         peers.append(cuttable(actor))
         return peers[-1]
 
-    wanted = [request_for(f"r{i}", (i + 1,), max_tokens=80) for i in range(12)]
+    wanted = [request_for(f"r{i}", (i + 1,), max_tokens=300) for i in range(12)]
     async with start(drafts=2, wrap_draft=wrap, settings=QUICK) as local:
         jobs = asyncio.gather(*(local.tokens(request) for request in wanted))
         while local.recorder.total(telemetry.ACCEPTED) < 50:
+            assert not jobs.done(), "the answers ended before the drafts were lost"
             await asyncio.sleep(0.005)
         peers[0].dead.set()
         local.drafts.peers.pop("draft-0")
