@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 VLLM   ?= .venv-vllm
 
-.PHONY: help test slow lint types demo bench bench-draft bench-algorithms bench-memory bench-faults bench-scale chaos proof proof-model test-observability \
+.PHONY: help test slow lint types demo bench bench-draft bench-algorithms bench-memory bench-faults bench-scale chaos soak proof proof-model test-observability \
 	test-crds venv-vllm test-vllm clean
 
 help:  ## this list
@@ -62,6 +62,9 @@ bench-scale: $(STAMP)  ## a thousand replicas on paper: a day of traffic, and wh
 
 chaos: $(STAMP)  ## processes killed and frozen under 200 streams, nodes, networks, updates (network needs root)
 	$(BIN)/pytest tests/chaos -m 'slow or not slow' -s --timeout 1200
+
+soak: $(STAMP)  ## half an hour of load and faults; draws memory and handles (ARGS="--minutes 5")
+	$(BIN)/python -m benchmarks.soak $(ARGS)
 
 proof: $(STAMP)  ## every claim of exactness, with its figure and p-value
 	$(BIN)/python -m benchmarks.proof $(ARGS)
