@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from toy_models import ToyModel
 
+from actors.algorithms import sampling
 from actors.algorithms.drafting import DraftRow, rank_children
 from actors.algorithms.types import Block, Outcome
 from actors.algorithms.verification import verify_blocks
@@ -143,9 +144,9 @@ class EnginePath:
             tree=self.tree,
             clock=clock,
         )
-        sampling = self.sampling.model_copy(update={"max_tokens": self.length})
+        asked = self.sampling.model_copy(update={"max_tokens": self.length})
         self.seeds = [rng.randrange(2**63) for _ in range(count)]
-        answers = path.run([Opening(f"s{n}", (0,), sampling, seed) for n, seed in enumerate(self.seeds)])
+        answers = path.run([Opening(f"s{n}", (0,), asked, seed) for n, seed in enumerate(self.seeds)])
         self.proposed += path.proposed
         self.accepted += path.accepted
         return [tuple(answer.tokens) for answer in answers.values()]
@@ -153,10 +154,19 @@ class EnginePath:
 
 def answer_law(model: ToyModel, temperature: float, length: int) -> NDArray[np.float64]:
     """The law of plain decoding after the prompt (0,), [V] * length."""
+    return law_under(model, SamplingSettings(temperature=temperature), length)
+
+
+def law_under(model: ToyModel, settings: SamplingSettings, length: int) -> NDArray[np.float64]:
+    """The same under any settings, with the history of each position."""
     law = np.ones(())
     shape: tuple[int, ...] = ()
     for _ in range(length):
-        rows = [(model.logits([0, *prefix]).double() / temperature).softmax(-1).numpy() for prefix in np.ndindex(shape)]
+        rows = []
+        for prefix in np.ndindex(shape):
+            row = model.logits([0, *prefix]).double().clone()
+            sampling.adjust(row, settings, sampling.History((0,), prefix, settings), ())
+            rows.append(sampling.probabilities(row, settings).numpy())
         law = law[..., None] * np.reshape(rows, (*shape, model.vocabulary))
         shape = law.shape
     return law

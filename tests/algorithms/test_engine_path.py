@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from engine_path import EnginePath, answer_law, counts, fit
+from engine_path import EnginePath, answer_law, counts, fit, law_under
 from lossy_path import Trouble
 from toy_models import Request, ToyModel, plain, tokens_of
 
@@ -25,6 +25,28 @@ def test_answers_follow_the_target(rule: Rule, slope: float) -> None:
     assert path.accepted > 30
     assert path.proposed > path.accepted
     assert fit(counts(answers, 3, 4), law) > FALSE_ALARM
+
+
+@pytest.mark.parametrize("rule", ["coupled", "rejection", "block"])
+def test_answers_follow_the_target_under_settings(rule: Rule) -> None:
+    """Penalties of the history, bias and filters, which the draft knows in part only. False alarm of a case: 1e-7."""
+    settings = SamplingSettings(
+        temperature=1.3,
+        top_p=0.9,
+        min_p=0.05,
+        frequency_penalty=0.6,
+        presence_penalty=-0.4,
+        repetition_penalty=1.4,
+        logit_bias={1: 0.7},
+        bad_words=((2, 2),),
+    )
+    path = EnginePath(TARGET, DRAFT, rule, settings, length=4, seed=5, slope=0.02)
+    found = counts(path.run(300), 3, 4)
+    law = law_under(TARGET, settings, 4)
+    assert path.accepted > 30
+    assert not found[law == 0].any()
+    possible = law > 0
+    assert fit(found[possible], law[possible]) > FALSE_ALARM
 
 
 def test_coupled_answers_are_those_of_plain_decoding() -> None:
