@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from actors.engines.fast_linear import optimise_for_small_blocks
-from actors.engines.slots import ATTENTION, HeadShape, Layout, Probe, SlotCache, SlotRow, slot_attention
+from actors.engines.graphs import GraphedPasses, Record, StaticLayout
+from actors.engines.slots import ATTENTION, Attending, HeadShape, Layout, Probe, SlotCache, SlotRow, slot_attention
 from actors.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class CausalLM:
     vocabulary: int64 [V'], sorted target token ids; restricts the output head to these rows. None keeps all.
     packed: on a CPU, pack float32 weights as this type for passes of a few tokens (see fast_linear.py); None leaves
         the model's own layers.
+    record: how small passes are recorded to be replayed (see graphs.py); None runs every pass anew.
     Raises ConfigError when the model does not attend in a way that slots can give.
     """
 
@@ -38,8 +40,11 @@ class CausalLM:
         fingerprint: str = "",
         vocabulary: Tensor | None = None,
         packed: torch.dtype | None = torch.float32,
+        record: Record | None = None,
     ) -> None:
         self.module: Any = module.eval().requires_grad_(False)
+        self._record = record
+        self._graphs: dict[int, GraphedPasses] = {}
         self.name, self.eos, self.fingerprint = name, tuple(eos), fingerprint
         parameter = next(module.parameters())
         self.dtype, self.device = parameter.dtype, parameter.device
@@ -62,12 +67,26 @@ class CausalLM:
     @torch.inference_mode()
     def run(self, cache: SlotCache, rows: Sequence[SlotRow], keep: Sequence[int]) -> Tensor:
         """One pass. Returns the logits [len(keep), V'] after the tokens `keep`, counted through all rows."""
+        if self._record is not None:
+            graphed = self._graphed(cache).run(rows, keep)
+            if graphed is not None:
+                return graphed
         layout = Layout(cache, rows)
         kept = torch.tensor(keep, dtype=torch.long, device=self.device)
         logits: Tensor = self._call(layout.tokens, layout.positions, kept, layout)[0]
         return logits
 
-    def _call(self, tokens: Tensor, positions: Tensor, keep: Tensor, layout: Layout | Probe) -> Tensor:
+    def _graphed(self, cache: SlotCache) -> GraphedPasses:
+        if id(cache) not in self._graphs:
+
+            def call(tokens: Tensor, positions: Tensor, layout: StaticLayout) -> Tensor:
+                every = torch.arange(tokens.shape[1], device=self.device)
+                return self._call(tokens, positions, every, layout)[0]
+
+            self._graphs[id(cache)] = GraphedPasses(call, cache, self._record)
+        return self._graphs[id(cache)]
+
+    def _call(self, tokens: Tensor, positions: Tensor, keep: Tensor, layout: Attending) -> Tensor:
         answer = self.module(
             input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=keep, layout=layout
         )

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -161,7 +161,7 @@ class Layout:
         for group in self._groups:
             cache.claim(group.slot, group.unused, group.high)
         positions = [position for row in rows for position in row.positions()]
-        cells = [cell for row in rows for cell in _cells(row, cache.scratch)]
+        cells = [cell for row in rows for cell in cells_of(row, cache.scratch)]
         slots = [row.slot for row in rows for _ in row.tokens]
         self.tokens = torch.tensor([[token for row in rows for token in row.tokens]], device=device)  # [1, T]
         self.positions = torch.tensor([positions], device=device)  # [1, T]
@@ -251,6 +251,12 @@ class _Batch:
         out[self._tokens] = flat[self._real]
 
 
+class Attending(Protocol):
+    """What attention asks of a layout."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor: ...
+
+
 class Probe:
     """Stands in for a layout in a pass of one token that finds out how a model attends."""
 
@@ -290,7 +296,7 @@ def slot_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    layout: Layout | Probe | None = None,
+    layout: Attending | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """The attention function that transformers' models call. Inputs as in Layout.attend; [1, T, H, D] out."""
@@ -302,7 +308,8 @@ def slot_attention(
     return layout.attend(int(layer), query, key, value, scaling), None
 
 
-def _cells(row: SlotRow, scratch: int) -> list[int]:
+def cells_of(row: SlotRow, scratch: int) -> list[int]:
+    """The cell of each token of a row."""
     if row.paths:
         return [path[-1] for path in row.paths]
     return [scratch + position for position in row.positions()]
@@ -319,7 +326,7 @@ def _grouped(rows: Sequence[SlotRow], scratch: int, *, rounded: bool) -> Iterato
         if rounded and low == scratch:  # a tree has no blocks to agree with
             high = low + _whole(high - low)
         sees_all = last - first == 1 and not mine[0].paths and unused == high
-        yield _Group(slot, first, last, low, high, unused, None if sees_all else _hidden(mine, scratch, low, high))
+        yield _Group(slot, first, last, low, high, unused, None if sees_all else hidden_cells(mine, scratch, low, high))
         first = last
 
 
@@ -330,7 +337,7 @@ def _whole(cells: int) -> int:
     return cells - left + 2 * _SUM_BLOCK if _SUM_BLOCK < left < 2 * _SUM_BLOCK else cells
 
 
-def _hidden(rows: Sequence[SlotRow], scratch: int, low: int, high: int) -> Tensor:
+def hidden_cells(rows: Sequence[SlotRow], scratch: int, low: int, high: int) -> Tensor:
     """bool [tokens, high - low]: what each token of one slot may not see."""
     limits = [row.start if row.paths else position + 1 for row in rows for position in row.positions()]
     cells = torch.arange(low - scratch, high - scratch)  # as positions of the prefix; scratch is negative
