@@ -105,7 +105,7 @@ class Connection(Generic[Mail, Result]):
     async def _watch(self) -> None:
         """Tell a replica that stands still from one that has nothing to do."""
         moved = self._clock()
-        while True:
+        while not self._lost:  # a cancellation can be lost in wait_for, when the answer comes in the same turn
             await asyncio.sleep(PULSE_PERIOD_S)
             try:
                 pulse: Pulse = await asyncio.wait_for(self._peer.call("pulse", self.link), self._stall)

@@ -51,15 +51,25 @@ class PassFacts:
     hold_seconds: float = 0.0
     answer_seconds: float = 0.0
     plain_seconds: float = 0.0
-    errors: list[Decided] = field(default_factory=list)
 
 
 class Desk:
-    """Drafts for the sequences of one engine. Thread-safe."""
+    """Drafts for the sequences of one engine. Thread-safe.
 
-    def __init__(self, settings: TargetSettings, vocabulary: int, clock: Callable[[], float]) -> None:
+    alarm: called, on the thread that answers, when there is something for `take_failed`.
+    """
+
+    def __init__(
+        self,
+        settings: TargetSettings,
+        vocabulary: int,
+        clock: Callable[[], float],
+        alarm: Callable[[], None] = lambda: None,
+    ) -> None:
         self._settings = settings
         self._clock = clock
+        self._alarm = alarm
+        self._failed: list[Decided] = []
         self._mailbox = Mailbox(vocabulary)
         self._controller = LookaheadController(settings.lookahead)
         self._sequences: dict[str, _Sequence] = {}
@@ -114,6 +124,17 @@ class Desk:
             facts, self._facts = self._facts, PassFacts()
             return facts
 
+    def take_failed(self) -> list[Decided]:
+        """Sequences for which no token can be chosen, since the last call: the engine says nothing of them."""
+        with self._changed:
+            failed, self._failed = self._failed, []
+            return failed
+
+    @property
+    def has_failed(self) -> bool:
+        """Is there something for `take_failed`?"""
+        return bool(self._failed)
+
     @property
     def positions(self) -> int:
         """Prompt and committed tokens of all sequences."""
@@ -145,7 +166,8 @@ class Desk:
             self._mailbox.close(decided.sequence)
         state.rulings.append(Ruled(decided, state.declined, state.starved))
         if decided.error is not None:
-            self._facts.errors.append(decided)
+            self._failed.append(decided)
+            self._alarm()
             return
         if decided.proposed:
             self._controller.observe_block(

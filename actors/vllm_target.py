@@ -8,13 +8,14 @@ report was lost the tokens go out without it.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import itertools
 import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from actors.accounts import PassAccounts
@@ -26,8 +27,9 @@ from actors.engines.protocol import ModelCard
 from actors.engines.vllm_engine import Said, VllmEngine, VllmPlan
 from actors.engines.vllm_requests import plain_request, request
 from actors.errors import ConfigError, EngineError, InvalidSettingError, OutriderError, OverloadedError
-from actors.messages import Cancel, FinishReason, OfferBatch, Opening, Pulse, TargetMessage, Verdict, VerdictBatch
+from actors.messages import Cancel, OfferBatch, Opening, Pulse, TargetMessage, Verdict, VerdictBatch
 from actors.replica import Replica
+from actors.rulings import verdicts
 from actors.scheduler import PassReport, Ruling
 from actors.settings import TargetSettings
 from actors.telemetry import Recorder
@@ -97,6 +99,7 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
         self._numbers = itertools.count()
         self._refusals: list[Ruling] = []
         self._queue_seconds: list[float] = []
+        self._said_at = clock()
         self._engine: VllmEngine | None = None
         self._exchange: ExchangeServer | None = None
         self._accounts: PassAccounts | None = None
@@ -108,9 +111,9 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
 
     def _prepare(self) -> ModelCard:
         model = self._model = self._make_model()
-        self._desk = self._answering = Desk(self._settings, model.vocabulary, self._clock)
-        self._grammars: GrammarCompiler | None = None
+        self._desk = self._answering = Desk(self._settings, model.vocabulary, self._clock, self._nudge)
         try:
+            self._grammars = _grammars(model)
             self._build(model)
         except BaseException:
             self._release()
@@ -151,7 +154,7 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
             "rule": self._settings.rule,
             "eos": list(model.eos),
             "vocabulary": model.vocabulary,
-            "tokenizer": model.tokenizer,
+            "tokenizer": model.tokenizer if self._grammars is not None else None,
             "owner": [socket.gethostname(), os.getpid()],
         }
         try:
@@ -178,7 +181,7 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
     async def stop(self) -> None:
         """End the model thread, all streams and vLLM's processes."""
         await super().stop()
-        self._release()
+        await asyncio.to_thread(self._release)
 
     @property
     def _vllm(self) -> VllmEngine:
@@ -226,10 +229,8 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
         grammar = opening.sampling.grammar
         if grammar is None or not self.speculates:
             return
-        if self._model.tokenizer is None:
-            raise InvalidSettingError("this deployment has no grammar support", "response_format")
         if self._grammars is None:
-            self._grammars = GrammarCompiler(self._model.tokenizer, self._model.vocabulary, self._model.eos)
+            raise InvalidSettingError("this deployment has no grammar support", "response_format")
         self._grammars.matcher(grammar)
 
     def _refuse(self, owner: str, opening: Opening, error: OutriderError) -> None:
@@ -253,7 +254,7 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
     # -- what goes out ---------------------------------------------------------------------------------------------
 
     def _pause(self) -> float | None:
-        return 0.0 if self._refusals or self._vllm.has_news else None
+        return 0.0 if self._refusals or self._vllm.has_news or self._desk.has_failed else None
 
     def _work(self) -> dict[str, VerdictBatch]:
         report = self._report()
@@ -271,8 +272,7 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
         report = PassReport(rulings=self._refusals)
         self._refusals = []
         said = self._vllm.take()
-        facts = self._desk.take_facts()
-        for decided in facts.errors:
+        for decided in self._desk.take_failed():
             sequence = self._sequences.get(decided.sequence)
             if sequence is not None:
                 verdict = Verdict(decided.sequence, sequence.length, (), finish="error", error=decided.error)
@@ -281,53 +281,38 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
         for words in said:
             sequence = self._runs.get(words.sequence)
             if sequence is not None:
-                report.rulings.extend(Ruling(sequence.owner, v) for v in self._verdicts(sequence, words, report))
+                self._tell(sequence, words, report)
         report.owners = {ruling.owner for ruling in report.rulings}
+        if said and self._accounts is not None:
+            self._book(report)
+        return report
+
+    def _book(self, report: PassReport) -> None:
+        """What the passes took since something was last said; without an exchange only that, and no more, is known."""
+        assert self._accounts is not None
+        facts, now = self._desk.take_facts(), self._clock()
         passes = max(facts.passes, 1)
-        report.seconds, report.tokens = facts.seconds / passes, round(facts.tokens / passes)
+        report.seconds = facts.seconds / passes if self.speculates else now - self._said_at
+        report.tokens = round(facts.tokens / passes)
         report.hold_seconds, report.form_seconds = facts.hold_seconds / passes, facts.answer_seconds / passes
         report.plain_seconds = facts.plain_seconds / passes
         report.queue_seconds, self._queue_seconds = self._queue_seconds, []
-        if self._accounts is not None:
-            self._accounts.pass_done(report, self)
-        return report
+        self._said_at = now
+        self._accounts.pass_done(report, self)
 
-    def _verdicts(self, sequence: _Sequence, said: Said, report: PassReport) -> Iterator[Verdict]:
-        """One verdict per pass, where the desk has heard of the passes; otherwise one for all that was said."""
+    def _tell(self, sequence: _Sequence, said: Said, report: PassReport) -> None:
+        """Put into the report what was said of one sequence."""
         name = sequence.opening.sequence
-        if said.error is not None:
-            error = said.error if isinstance(said.error, OutriderError) else InvalidSettingError(str(said.error))
-            yield Verdict(name, sequence.length, (), finish="error", error=error)
-            self._end((name,), finish="error")
-            return
-        if not sequence.started:
+        if not sequence.started and said.error is None:
             sequence.started = True
             self._queue_seconds.append(self._clock() - sequence.queued_at)
-        left, alternatives = said.tokens, said.alternatives
-        while left or said.finish is not None:
-            ruled = self._desk.ruling(name, sequence.length)
-            count = len(left)
-            proposed = accepted = max(count - 1, 0)
-            margins: tuple[float, ...] = ()
-            declined = False
-            if ruled is not None:
-                decided = ruled.decided
-                count = min(count, len(decided.tokens))
-                proposed, accepted = decided.proposed, min(decided.accepted, count)
-                margins, declined = decided.margins[:count], ruled.declined
-                report.declined += ruled.declined
-                report.starved += ruled.starved
-            last = count == len(left)
-            finish = _finish(said.finish) if last else None
-            yield Verdict(
-                name, sequence.length, left[:count], proposed, accepted, finish, alternatives[:count], margins, declined
-            )
-            sequence.length += count
-            left, alternatives = left[count:], alternatives[count:]
-            if finish is not None:
-                self._end((name,), finish=finish)
-            if last:
-                return
+        told = verdicts(name, sequence.length, said, lambda position: self._desk.ruling(name, position))
+        report.rulings.extend(Ruling(sequence.owner, verdict) for verdict in told.verdicts)
+        report.declined += told.declined
+        report.starved += told.starved
+        sequence.length += told.length
+        if told.ended is not None:
+            self._end((name,), finish=told.ended)
 
     # -- what others ask -------------------------------------------------------------------------------------------
 
@@ -392,7 +377,11 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
         return bool(self._sequences)
 
 
-def _finish(reason: str | None) -> FinishReason | None:
-    if reason is None:
+def _grammars(model: VllmModel) -> GrammarCompiler | None:
+    if model.tokenizer is None:
         return None
-    return "stop" if reason == "stop" else "length" if reason == "length" else "error"
+    try:
+        return GrammarCompiler(model.tokenizer, model.vocabulary, model.eos)
+    except ValueError as error:  # a kind of tokenizer that llguidance does not read
+        logger.warning("%s is served without grammars: %s", model.name, error)
+        return None

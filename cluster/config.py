@@ -86,10 +86,15 @@ class TargetTier(Tier):
     engine: Literal["transformers", "vllm", "emulated"] = "transformers"
     model: str = "demo:smollm2-135m"
     """A local path, a hub id, `demo:...`, or `emulated:...`."""
-    dtype: Dtype = "float32"
+    dtype: Dtype | Literal["auto"] = "float32"
+    """`auto`, for vLLM only, is the checkpoint's own: right for quantised ones."""
     tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
     engine_kwargs: dict[str, Any] = {}
-    """Passed to the engine as they are (vLLM's names for vLLM)."""
+    """Passed to the engine as they are: for vLLM its own arguments, for example `quantization`,
+    `gpu_memory_utilization`, or `distributed_executor_backend: ray` for ranks on several nodes."""
+    if_incompatible: Literal["refuse", "plain"] = "refuse"
+    """vLLM only: what to do when the start-up check finds that its internals have moved. `plain` decodes without
+    speculation, and seeded answers are then vLLM's own."""
     deterministic: bool = False
     """Refuse to start unless a token's logits are the same to the last bit in any block and batch, so that no near-tie
     can part an answer from the one without speculation. Tried on the loaded model; holds on CPUs with AVX-512."""
@@ -97,14 +102,22 @@ class TargetTier(Tier):
     goals: TargetGoals = TargetGoals()
     """What autoscaling aims for."""
 
+    @property
+    def ranks_are_actors(self) -> bool:
+        """Has every tensor-parallel rank an actor, and so a bundle, of its own? vLLM's usually share a process tree."""
+        return self.engine != "vllm" or self.engine_kwargs.get("distributed_executor_backend") == "ray"
+
 
 class DraftTier(Tier):
     """The model, or method, that guesses."""
 
     kind: Literal["model", "prompt_lookup", "early_exit", "retokenised", "emulated", "none"] = "model"
     """retokenised: a model with another tokenizer than the target's; early_exit: the target's own first layers."""
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """What runs a draft of kind `model`. vllm is for drafts on a GPU, quantised ones and many sequences; transformers
+    has less to do per step, which is what counts for a draft of a few layers and for one sequence."""
     model: str = "demo:draft"
-    dtype: Dtype = "float32"
+    dtype: Dtype | Literal["auto"] = "float32"
     layers: Annotated[int, Field(ge=1)] | None = None
     """early_exit: how many of the target's first layers."""
     engine_kwargs: dict[str, Any] = {}
@@ -213,6 +226,12 @@ class DeploymentConfig(Settings):
             )
         if target.engine == "transformers" and target.tensor_parallel_size > 1 and target.resources.num_gpus > 1:
             raise ValueError("target.resources is per rank: with tensor_parallel_size > 1 set num_gpus to at most 1")
+        if draft.engine == "vllm" and draft.kind != "model":
+            raise ValueError(f"draft.engine 'vllm' runs drafts of kind 'model', not '{draft.kind}'")
+        if target.engine != "vllm" and target.dtype == "auto":
+            raise ValueError("target.dtype 'auto' goes with target.engine 'vllm' only")
+        if draft.engine != "vllm" and draft.dtype == "auto":
+            raise ValueError("draft.dtype 'auto' goes with draft.engine 'vllm' only")
         if draft.kind != "none" and draft.settings.context < target.settings.context:
             raise ValueError(
                 f"draft.settings.context ({draft.settings.context}) is below target.settings.context "

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from actors.comparison import TOLERANCE
 from actors.engines.protocol import DraftModel, TargetModel
 from actors.errors import ConfigError, ModelMismatchError
 from actors.text import TextCodec
@@ -13,7 +16,15 @@ from actors.words import WordCodec
 from cluster.config import DeploymentConfig, Resources
 from cluster.demo import Progress
 
+if TYPE_CHECKING:
+    from actors.engines.causal_lm import CausalLM
+    from actors.engines.ranks import RankGroup
+    from actors.vllm_target import VllmModel
+
 logger = logging.getLogger(__name__)
+
+LOW_PRECISION_TOLERANCE = 0.5
+"""Near-ties in bfloat16 and float16, whose logits are rounded to about that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +36,11 @@ class TextFacts:
     context: int
 
 
-def target_model(config: DeploymentConfig) -> TargetModel:
-    """Build the target. Raises ConfigError."""
+def target_model(config: DeploymentConfig, ranks: RankGroup | None = None) -> TargetModel:
+    """Build the target, for engines that are driven pass by pass. Raises ConfigError.
+
+    ranks: the tensor-parallel group that this process leads.
+    """
     if config.target.engine == "emulated":
         from actors.engines.emulated import EmulatedTarget
         from actors.engines.emulated_presets import target_spec
@@ -34,17 +48,85 @@ def target_model(config: DeploymentConfig) -> TargetModel:
         spec = target_spec(config.target.model, config.target.engine_kwargs)
         return EmulatedTarget(spec, config.resolved_target(), config.target.model)
     if config.target.engine == "vllm":
-        raise ConfigError("target.engine 'vllm' is not built into this installation", "target.engine")
-    return _transformers_target(config)
+        raise ConfigError("target.engine 'vllm' schedules itself: see vllm_model", "target.engine")
+    return _transformers_target(config, ranks)
 
 
-def _transformers_target(config: DeploymentConfig) -> TargetModel:
+def target_share(config: DeploymentConfig, ranks: RankGroup) -> CausalLM:
+    """What a tensor-parallel rank other than the first loads. Raises ConfigError."""
+    from cluster.weights import load_model
+
+    assert config.target.dtype != "auto"  # refused when the configuration was read
+    return load_model(config.target.model, dtype=config.target.dtype, ranks=ranks)
+
+
+def vllm_model(config: DeploymentConfig) -> VllmModel:
+    """What a vLLM target is to build. Raises ConfigError."""
+    from transformers import AutoConfig
+
+    from actors.engines.vllm_engine import VllmPlan
+    from actors.vllm_target import VllmModel
+    from cluster.models import checkpoint_end_ids, fetch, load_tokenizer, vocabulary_fingerprint
+
+    target, settings = config.target, config.resolved_target()
+    check_ranks(config)
+    folder = fetch(target.model)
+    described = AutoConfig.from_pretrained(str(folder), local_files_only=True).get_text_config()
+    tokenizer = load_tokenizer(target.model)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    plan = VllmPlan(
+        folder=str(folder),
+        dtype=target.dtype,
+        tensor_parallel_size=target.tensor_parallel_size,
+        slots=settings.slots,
+        context=settings.context,
+        prefill=settings.prefill_chunk,
+        lookahead=settings.lookahead.maximum,
+        arguments=target.engine_kwargs,
+    )
+    return VllmModel(
+        name=target.model,
+        plan=plan,
+        vocabulary=described.vocab_size,
+        eos=checkpoint_end_ids(folder),
+        fingerprint=vocabulary_fingerprint(tokenizer),
+        tokenizer=backend.to_str() if backend is not None else None,
+        spread=target.ranks_are_actors,
+        plain_if_incompatible=target.if_incompatible == "plain",
+        tolerance=TOLERANCE if target.dtype == "float32" else LOW_PRECISION_TOLERANCE,
+    )
+
+
+def check_ranks(config: DeploymentConfig) -> None:
+    """Raises ConfigError when the target's attention heads cannot be divided among the tensor-parallel ranks."""
+    from transformers import AutoConfig
+
+    from cluster.models import fetch
+
+    ranks = config.target.tensor_parallel_size
+    if ranks == 1 or config.target.engine == "emulated":
+        return
+    described = AutoConfig.from_pretrained(str(fetch(config.target.model)), local_files_only=True).get_text_config()
+    heads = described.num_attention_heads
+    if config.target.engine == "transformers":  # vLLM repeats keys and values where there are more ranks
+        heads = math.gcd(heads, getattr(described, "num_key_value_heads", None) or heads)
+    if heads % ranks:
+        fits = [n for n in range(1, heads + 1) if heads % n == 0]
+        raise ConfigError(
+            f"target.tensor_parallel_size {ranks} does not divide the {heads} attention heads of "
+            f"{config.target.model}: use one of {', '.join(map(str, fits))}",
+            "target.tensor_parallel_size",
+        )
+
+
+def _transformers_target(config: DeploymentConfig, ranks: RankGroup | None) -> TargetModel:
     from actors.algorithms.grammar import GrammarCompiler
     from actors.engines.transformers_target import TransformersTarget
     from cluster.models import load_tokenizer
     from cluster.weights import load_model
 
-    model = load_model(config.target.model, dtype=config.target.dtype)
+    assert config.target.dtype != "auto"  # refused when the configuration was read
+    model = load_model(config.target.model, dtype=config.target.dtype, ranks=ranks)
     tokenizer = load_tokenizer(config.target.model)
     grammars = None
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -69,18 +151,42 @@ def draft_model(config: DeploymentConfig) -> DraftModel:
         return _lookup_draft(config)
     from actors.engines.predicted_draft import PredictedDraft
 
-    model = _retokenised_draft(config) if config.draft.kind == "retokenised" else _transformers_draft(config)
-    return PredictedDraft(model, config.resolved_draft())
+    return PredictedDraft(_model_draft(config), config.resolved_draft())
+
+
+def _model_draft(config: DeploymentConfig) -> DraftModel:
+    if config.draft.kind == "retokenised":
+        return _retokenised_draft(config)
+    return _vllm_draft(config) if config.draft.engine == "vllm" else _transformers_draft(config)
 
 
 def _transformers_draft(config: DeploymentConfig) -> DraftModel:
+    assert config.draft.dtype != "auto"  # refused when the configuration was read
     from actors.engines.transformers_draft import TransformersDraft
     from cluster.weights import load_model
 
     early = config.draft.kind == "early_exit"
     reference = config.target.model if early else config.draft.model
-    model = load_model(reference, dtype=config.draft.dtype, layers=config.draft.layers)
+    model = load_model(reference, dtype=config.draft.dtype, layers=config.draft.layers, graphs=True)
     return TransformersDraft(model, config.resolved_draft())
+
+
+def _vllm_draft(config: DeploymentConfig) -> DraftModel:
+    from actors.engines.protocol import ModelCard
+    from actors.engines.vllm_draft import VllmDraft, VllmNextTokens
+    from actors.engines.vllm_engine import check_version
+    from cluster.models import DEMO_DRAFT, checkpoint_end_ids, fetch, load_tokenizer, vocabulary_fingerprint
+
+    draft, settings = config.draft, config.resolved_draft()
+    if draft.model == DEMO_DRAFT:
+        raise ConfigError(f"{DEMO_DRAFT} has a head of its own, which vLLM does not load", "draft.engine")
+    check_version()
+    folder = fetch(draft.model)
+    model = VllmNextTokens(str(folder), draft.dtype, settings, draft.engine_kwargs)
+    fingerprint = vocabulary_fingerprint(load_tokenizer(draft.model))
+    eos = checkpoint_end_ids(folder)
+    card = ModelCard(draft.model, model.vocabulary, settings.context, settings.slots, eos, fingerprint)
+    return VllmDraft(model, card, settings)
 
 
 def _lookup_draft(config: DeploymentConfig) -> DraftModel:
@@ -99,6 +205,7 @@ def _retokenised_draft(config: DeploymentConfig) -> DraftModel:
     from cluster.weights import load_model
 
     check_vocabularies(config.target.model, config.draft.model, "retokenised")
+    assert config.draft.dtype != "auto"  # refused when the configuration was read
     model = load_model(config.draft.model, dtype=config.draft.dtype)
     target, draft = (TextCodec(load_tokenizer(name)) for name in (config.target.model, config.draft.model))
     return RetokenisedDraft(model, config.resolved_draft(), target=target, draft=draft, eos=target.eos)
@@ -143,6 +250,7 @@ def prepare(config: DeploymentConfig, progress: Progress | None = None) -> None:
     references = [config.target.model] + ([config.draft.model] if config.draft.kind in ("model", "retokenised") else [])
     for reference in references:
         fetch(reference, progress)
+    check_ranks(config)
     if len(references) > 1:
         check_vocabularies(config.target.model, config.draft.model, config.draft.kind)
 

@@ -77,6 +77,16 @@ def vocabulary_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def checkpoint_end_ids(folder: Path) -> tuple[int, ...]:
+    """Token ids that end an answer, as the checkpoint in `folder` has them (`generation_config.json` comes first)."""
+    for name in ("generation_config.json", "config.json"):
+        file = folder / name
+        found = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+        if found is not None:
+            return tuple(found) if isinstance(found, list) else (int(found),)
+    return ()
+
+
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
     """A progress callback that draws one bar per stage on the terminal (standard error)."""

@@ -30,9 +30,10 @@ class Node:
 
 
 def actor_gpus(config: DeploymentConfig, tier: TierName) -> float:
-    """GPUs of a replica's actor. vLLM spreads over its GPUs from inside one process."""
+    """GPUs of a replica's actor. vLLM spreads over its GPUs from inside one process, or leaves them to Ray workers."""
     if tier == "target" and config.target.engine == "vllm":
-        return config.target.resources.num_gpus * config.target.tensor_parallel_size
+        gpus = config.target.resources.num_gpus
+        return 0.0 if config.target.ranks_are_actors else gpus * config.target.tensor_parallel_size
     return _resources(config, tier).num_gpus
 
 
@@ -42,8 +43,9 @@ def bundles(config: DeploymentConfig, tier: TierName) -> list[Bundle]:
     Empty when the replica needs nothing that could be reserved.
     """
     resources = _resources(config, tier)
-    first = _bundle(resources, actor_gpus(config, tier))
-    ranks = config.target.tensor_parallel_size if tier == "target" and config.target.engine == "transformers" else 1
+    ranks = config.target.tensor_parallel_size if tier == "target" and config.target.ranks_are_actors else 1
+    beside_a_rank = tier == "target" and config.target.engine == "vllm" and config.target.ranks_are_actors
+    first = _bundle(resources, resources.num_gpus if beside_a_rank else actor_gpus(config, tier))
     others = [_bundle(resources, resources.num_gpus) for _ in range(ranks - 1)]
     return [first, *others] if first else []
 

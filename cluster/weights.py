@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from actors.engines.causal_lm import CausalLM
+    from actors.engines.ranks import RankGroup
     from cluster.config import Dtype
 
 _DEMO_DRAFT_LAYERS = 4
@@ -38,6 +39,8 @@ def load_model(
     device: str | None = None,
     layers: int | None = None,
     draft_layers: Path | None = None,
+    ranks: RankGroup | None = None,
+    graphs: bool = False,
 ) -> CausalLM:
     """Load a model for the transformers engine, fetching it where needed.
 
@@ -45,6 +48,8 @@ def load_model(
         cache are float32, which is faster and more accurate there than bfloat16 throughout.
     layers: keep the first so many only, with the model's own norm and head (an early exit as a draft).
     draft_layers: for the demo draft, a file of layers to use in place of the packaged ones.
+    graphs: on a GPU, record small passes as CUDA graphs (a draft's steps; see actors/engines/graphs.py).
+    ranks: load this rank's share only; rank 0's model makes the others follow.
     Raises ModelNotFoundError, or ConfigError when the model is of a kind that the engine cannot run.
     """
     for name, count in _KEPT_KERNELS.items():
@@ -52,6 +57,7 @@ def load_model(
     import torch
 
     from actors.engines.causal_lm import CausalLM
+    from actors.engines.graphs import record_graph
 
     device = device or default_device()
     kind: torch.dtype = getattr(torch, dtype)
@@ -61,16 +67,22 @@ def load_model(
     is_demo_draft = reference == models.DEMO_DRAFT
     if is_demo_draft and layers is None:
         layers = _DEMO_DRAFT_LAYERS
-    module = load_module(reference, kind, layers)
+    module = load_module(reference, kind, layers, ranks.size if ranks is not None else 1)
     vocabulary = _adopt_demo_draft(module, kind, draft_layers) if is_demo_draft else _own_vocabulary(reference)
-    return CausalLM(
-        module.to(device),
-        name=reference,
-        eos=end_ids(module),
-        fingerprint=models.vocabulary_fingerprint(models.load_tokenizer(reference)),
-        vocabulary=vocabulary,
-        packed=packed,
-    )
+    facts: dict[str, Any] = {
+        "name": reference,
+        "eos": end_ids(module),
+        "fingerprint": models.vocabulary_fingerprint(models.load_tokenizer(reference)),
+        "vocabulary": vocabulary,
+    }
+    if ranks is None:
+        record = record_graph if graphs and device == "cuda" else None
+        return CausalLM(module.to(device), packed=packed, record=record, **facts)
+    if ranks.rank > 0:
+        return CausalLM(module, packed=None, **facts)
+    from actors.engines.ranks import LeadingLM
+
+    return LeadingLM(module, packed=None, group=ranks, **facts)
 
 
 def _packs_bfloat16() -> bool:
@@ -79,8 +91,8 @@ def _packs_bfloat16() -> bool:
     return hasattr(torch.ops.mkldnn, "_linear_pointwise") and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def load_module(reference: str, dtype: torch.dtype, layers: int | None = None) -> Any:
-    """The transformers model itself, on the CPU; see load_model."""
+def load_module(reference: str, dtype: torch.dtype, layers: int | None = None, ranks: int = 1) -> Any:
+    """The transformers model itself, on the CPU; with `ranks`, this process's share of it. See load_model."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     folder = str(models.fetch(reference))
@@ -96,10 +108,20 @@ def load_module(reference: str, dtype: torch.dtype, layers: int | None = None) -
             if getattr(text, "layer_types", None):
                 text.layer_types = text.layer_types[:layers]
         with _quietly():
-            return AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, local_files_only=True)
+            return AutoModelForCausalLM.from_pretrained(
+                folder, config=config, dtype=dtype, local_files_only=True, **_sharding(ranks)
+            )
     except (OSError, ValueError, KeyError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ModelNotFoundError(f"{reference} cannot be loaded as a causal language model: {reason}") from error
+
+
+def _sharding(ranks: int) -> dict[str, Any]:
+    if ranks == 1:
+        return {}
+    from transformers.distributed import DistributedConfig
+
+    return {"distributed_config": DistributedConfig(tp_size=ranks, tp_plan="auto")}
 
 
 @contextmanager

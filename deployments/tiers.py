@@ -10,14 +10,18 @@ import contextlib
 import functools
 import logging
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from actors import telemetry
 from actors.draft import DraftActor
 from actors.engines.protocol import ModelCard
 from actors.errors import EngineError
+from actors.rank import RankActor
 from actors.settings import DraftSettings, TargetSettings
 from actors.target import TargetActor
+from actors.vllm_target import VllmTargetActor
+from actors.wire import node_address
 from cluster import factory
 from cluster.config import DeploymentConfig
 from cluster.placement import TierName, actor_gpus, bundles
@@ -25,6 +29,10 @@ from cluster.recorder import RayRecorder
 from cluster.supervision import Supervision
 from cluster.traces import tracer_for
 from deployments.directory import NAMESPACE, actor_prefix
+
+if TYPE_CHECKING:
+    from actors.engines.causal_lm import CausalLM
+    from actors.engines.ranks import RankGroup, Rendezvous
 
 logger = logging.getLogger("ray.serve")
 
@@ -61,25 +69,47 @@ class TierReplica:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         config = self._config
-        actor = TargetActor if self._tier == "target" else DraftActor
+        actor = _actor_class(config, self._tier)
         resources = self._settings.resources
         options: dict[str, Any] = {"num_cpus": resources.num_cpus, "num_gpus": actor_gpus(config, self._tier)}
         group = get_current_placement_group()
         if group is not None:
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
+            )
         name = f"{self._name}.{self._placed}"
         self._placed += 1
+        self._ranks = self._place_ranks(name, group)
         return (
             ray.remote(concurrency_groups={"health": 2})(actor)
             .options(name=name, namespace=NAMESPACE, max_concurrency=1000, **options)
             .remote(
                 name,
-                functools.partial(_make_model, config, self._tier),
+                functools.partial(_make_model, config, self._tier, self._ranks),
                 self._engine_settings(),
                 RayRecorder({**self._common, "replica": name}),
                 tracer=tracer_for(config.tracing, self._tier, name),
             )
         )
+
+    def _place_ranks(self, name: str, group: Any) -> list[Any]:
+        """The actors of the tensor-parallel ranks after the first, each in a bundle of its own."""
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        target = self._config.target
+        if self._tier == "draft" or target.engine != "transformers":
+            return []
+        options: dict[str, Any] = {"num_cpus": target.resources.num_cpus, "num_gpus": target.resources.num_gpus}
+        ranks = []
+        for rank in range(1, target.tensor_parallel_size):
+            if group is not None:
+                options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                    group, placement_group_bundle_index=rank
+                )
+            actor = ray.remote(RankActor).options(max_concurrency=4, **options)
+            ranks.append(actor.remote(f"{name}/{rank}", functools.partial(_make_share, self._config)))
+        return ranks
 
     def _engine_settings(self) -> TargetSettings | DraftSettings:
         return self._config.resolved_target() if self._tier == "target" else self._config.resolved_draft()
@@ -89,7 +119,8 @@ class TierReplica:
     async def check_health(self) -> None:
         """Serve's health check. An actor that died, does not answer, or whose model thread stands still is replaced.
 
-        Raises EngineError when too many were lost here, so that Serve replaces this replica.
+        So is a tensor-parallel group of which one rank did. Raises EngineError when too many were lost here, so that
+        Serve replaces this replica.
         """
         from ray.exceptions import RayActorError
 
@@ -100,7 +131,8 @@ class TierReplica:
         limit = self._settings.health.ping_timeout_s
         try:
             ping = self._actor.ping.options(concurrency_group="health").remote(self._settings.health.stuck_after_s)
-            await asyncio.wait_for(ping, limit)
+            others = [rank.ping.remote() for rank in self._ranks]
+            await asyncio.wait_for(asyncio.gather(ping, *others), limit)
         except TimeoutError:
             self._replace(f"did not answer for {limit:g} s")
         except RayActorError:
@@ -135,8 +167,9 @@ class TierReplica:
     def _kill(self) -> None:
         import ray
 
-        with contextlib.suppress(Exception):  # it may be gone already
-            ray.kill(self._actor)
+        for member in (self._actor, *self._ranks):
+            with contextlib.suppress(Exception):  # it may be gone already
+                ray.kill(member)
 
     async def __del__(self) -> None:
         """Serve's graceful end: the actor finishes its sequences, or hands them over, within `drain_s`."""
@@ -160,10 +193,36 @@ class TierReplica:
         return self._card
 
 
-def _make_model(config: DeploymentConfig, tier: TierName) -> Any:
-    """Runs on the actor's model thread: pin it, then build the model there."""
+def _actor_class(config: DeploymentConfig, tier: TierName) -> type[TargetActor | VllmTargetActor | DraftActor]:
+    if tier == "draft":
+        return DraftActor
+    return VllmTargetActor if config.target.engine == "vllm" else TargetActor
+
+
+def _make_model(config: DeploymentConfig, tier: TierName, ranks: Sequence[Any]) -> Any:
+    """Runs on the actor's model thread: pin it, then build the model there. ranks: actors that follow this one."""
     factory.pin((config.target if tier == "target" else config.draft).resources)
-    return factory.target_model(config) if tier == "target" else factory.draft_model(config)
+    if tier == "draft":
+        return factory.draft_model(config)
+    if config.target.engine == "vllm":
+        return factory.vllm_model(config)
+    return factory.target_model(config, _lead(ranks) if ranks else None)
+
+
+def _lead(ranks: Sequence[Any]) -> RankGroup:
+    from actors.engines.ranks import RankGroup
+
+    def invite(meeting: Rendezvous) -> None:
+        for place, rank in enumerate(ranks, start=1):
+            rank.join.remote(place, meeting)
+
+    return RankGroup.lead(node_address(), len(ranks) + 1, invite)
+
+
+def _make_share(config: DeploymentConfig, group: RankGroup) -> CausalLM:
+    """Runs in the actor of a rank after the first."""
+    factory.pin(config.target.resources)
+    return factory.target_share(config, group)
 
 
 def _first_line(error: Exception) -> str:

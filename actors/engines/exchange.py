@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import tempfile
 import threading
 import time
@@ -83,6 +84,7 @@ class ExchangeServer:
         place: Any = os.path.join(self._folder, "mailbox") if self._folder is not None else (host, 0)
         self._listener = Listener(place, authkey=self.secret)
         self.address: str | tuple[str, int] = self._listener.address
+        self._family = socket.AF_UNIX if self._folder is not None else socket.AF_INET
         self._closed = False
         self._connections: set[Connection] = set()
         threading.Thread(target=self._accept, name="mailbox-door", daemon=True).start()
@@ -90,6 +92,8 @@ class ExchangeServer:
     def close(self) -> None:
         """Stop answering; engines go on without drafts."""
         self._closed = True
+        with contextlib.suppress(OSError), socket.socket(self._family) as knock:  # accept does not notice a close
+            knock.connect(self.address)
         self._listener.close()
         for connection in list(self._connections):
             connection.close()

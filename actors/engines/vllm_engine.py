@@ -55,6 +55,7 @@ class VllmPlan:
 
     folder: of the checkpoint. lookahead: most drafts per sequence and pass; None leaves vLLM's own decoding as it is,
     without Outrider's sampler. prefill: prompt tokens in one pass. arguments: vLLM's own, passed on as they are.
+    own_speculation: vLLM's own way of speculating, in place of ours; to compare with.
     """
 
     folder: str
@@ -66,6 +67,7 @@ class VllmPlan:
     lookahead: int | None = 8
     arguments: dict[str, Any] = field(default_factory=dict)
     worker: str = f"{INTERNALS}.MailboxWorker"
+    own_speculation: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +273,9 @@ def engine_arguments(plan: VllmPlan) -> dict[str, Any]:
         "generation_config": "vllm",  # defaults of sampling are the ingress's business
         "disable_log_stats": True,
     }
-    if plan.lookahead is not None:
+    if plan.own_speculation is not None:
+        arguments["speculative_config"] = plan.own_speculation
+    elif plan.lookahead is not None:
         arguments["worker_cls"] = plan.worker
         arguments["speculative_config"] = {
             "method": "custom_class",

@@ -38,8 +38,8 @@ from actors.algorithms.types import Block, Outcome
 from actors.algorithms.verification import verify_blocks
 from actors.engines.exchange import Decided, ExchangeClient
 from actors.engines.protocol import Proposal
-from actors.engines.vllm_requests import Facts, facts
-from actors.errors import EngineError
+from actors.engines.vllm_requests import PAYLOAD, Facts, facts
+from actors.errors import EngineError, OutriderError
 from actors.settings import Rule
 
 if current_platform.is_cpu():
@@ -124,8 +124,7 @@ class Decider:
     def sample(self, logits: Tensor, metadata: Any) -> Any:
         """Decide the tokens of a pass: logits [N, V], where each request owns its drafts' rows and one more."""
         ids = list(self._runner.input_batch.req_ids)
-        requests = [self._request(name) for name in ids]
-        if not any(requests):  # the self-test compares with what vLLM decides by itself
+        if not any(self._payload(name) for name in ids):  # the start-up check compares with what vLLM decides
             return self._vllms_own(logits, metadata)
         counts = list(metadata.num_draft_tokens) if metadata is not None else [0] * len(ids)
         drafts: list[int] = metadata.draft_token_ids.tolist() if metadata is not None else []
@@ -135,12 +134,16 @@ class Decider:
         deciding: list[tuple[int, str, _Request]] = []
         row = first = 0
         for i, (name, count) in enumerate(zip(ids, counts, strict=True)):
-            request = requests[i]
-            if request is not None and not unfinished[i]:
-                block = self._block(name, request, drafts[first : first + count])
-                blocks.append(block)
-                rows.extend(range(row, row + len(block.drafts) + 1))
-                deciding.append((i, name, request))
+            if not unfinished[i]:
+                try:
+                    request = self._request(name)
+                    block = self._block(name, request, drafts[first : first + count])
+                except OutriderError as error:  # it ends this request, not the engine
+                    self._fail(name, error)
+                else:
+                    blocks.append(block)
+                    rows.extend(range(row, row + len(block.drafts) + 1))
+                    deciding.append((i, name, request))
             row, first = row + count + 1, first + count
         kept = logits if len(rows) == logits.shape[0] else logits[rows]
         outcomes = verify_blocks(kept, blocks, [request.grammar for _, _, request in deciding]) if blocks else []
@@ -148,12 +151,16 @@ class Decider:
         places = [i for i, _, _ in deciding]
         return _sampler_output(len(ids), places, outcomes, max(counts) + 1, logits.device)
 
-    def _request(self, name: str) -> _Request | None:
+    def _payload(self, name: str) -> bool:
+        parameters = self._runner.requests[name].sampling_params
+        return PAYLOAD in (parameters.extra_args or {})
+
+    def _request(self, name: str) -> _Request:
         if name not in self._requests:
             state = self._runner.requests[name]
             known = facts(state.sampling_params.extra_args)
             if known is None:
-                return None
+                raise EngineError("a request came to vLLM from elsewhere")
             tokens = state.prompt_token_ids
             committed = tokens[known.prompt :]
             grammar = self._grammar(known)
@@ -161,6 +168,13 @@ class Decider:
                 grammar.advance(committed)
             self._requests[name] = _Request(known, tokens[: known.prompt], committed, grammar)
         return self._requests[name]
+
+    def _fail(self, name: str, error: OutriderError) -> None:
+        state = self._runner.requests[name]
+        known = facts(state.sampling_params.extra_args)
+        if known is not None:
+            position = len(state.prompt_token_ids) + len(state.output_token_ids)
+            self._pass.decided.append(Decided(known.sequence, position, (), error=error))
 
     def _grammar(self, known: Facts) -> GrammarMatcher | None:
         text, brief = known.sampling.grammar, self._brief

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import warnings
+from collections.abc import Iterator
 
 import pytest
 
@@ -17,6 +19,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.name.startswith("test_vllm_"):
             for module in ("vllm", "torch", "transformers", "pydantic", "multiprocessing", "importlib", "zmq"):
                 item.add_marker(pytest.mark.filterwarnings(rf"ignore:::{module}(\..*)?"))
+            item.add_marker(pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning"))
+
+
+@pytest.fixture(autouse=True)
+def _collected() -> Iterator[None]:
+    """What vLLM leaves open when it fails to start is warned of where the warning is expected."""
+    yield
+    if HAS_VLLM:
+        gc.collect()
 
 
 if HAS_VLLM:

@@ -100,13 +100,16 @@ def test_drafts_not_worth_verifying_are_declined() -> None:
 
 
 def test_a_token_that_cannot_be_chosen_is_reported() -> None:
-    it = desk()
+    rung: list[bool] = []
+    it = Desk(TargetSettings(context=16), 100, lambda: 0.0, lambda: rung.append(True))
     it.open(opening())
     error = InvalidSettingError("nothing is left", "logit_bias")
     it.answer(end(Decided("a", 2, (), error=error), waiting=()))
-    facts = it.take_facts()
-    assert (facts.passes, [decided.error for decided in facts.errors]) == (1, [error])
-    assert it.take_facts().passes == 0
+    assert rung == [True]
+    assert it.has_failed
+    assert [decided.error for decided in it.take_failed()] == [error]
+    assert not it.has_failed
+    assert (it.take_facts().passes, it.take_facts().passes) == (1, 0)
 
 
 @pytest.mark.parametrize("wait", ["bounded", "full"])

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import pytest_asyncio
 import torch
-from vllm_stack import Answer, Stack, checkpoint, model, module, prompts, stack
+from vllm_stack import Answer, Stack, checkpoint, engines, model, module, prompts, stack
 
 from actors.comparison import Comparison, Reference
-from actors.errors import InvalidSettingError
+from actors.errors import EngineError, InvalidSettingError
 from actors.settings import SamplingSettings
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return checkpoint(Path(tmp_path_factory.mktemp("tiny")))
+
+
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def tiny(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+async def tiny(folder: str) -> AsyncIterator[Stack]:
     """One engine for all tests of this module: it takes a quarter of a minute to start."""
-    folder = checkpoint(Path(tmp_path_factory.mktemp("tiny")))
     async with stack(model(folder)) as running:
         yield running
 
@@ -163,6 +170,8 @@ async def test_an_answer_goes_on_from_where_another_replica_left_it(tiny: Stack)
 
 async def test_what_cannot_be_chosen_ends_the_request_and_nothing_else(tiny: Stack) -> None:
     prompt = prompts(1, seed=9)[0]
+    with pytest.raises(InvalidSettingError, match="no token is left"):
+        await tiny.ask(prompt, allowed_token_ids=(4,), bad_words=((4,),))
     neighbour = asyncio.create_task(tiny.ask(prompt))
     with pytest.raises(InvalidSettingError, match="no token is left"):
         await tiny.ask(prompt, allowed_token_ids=(4,), bad_words=((4,),))
@@ -195,6 +204,37 @@ async def test_closed_streams_give_everything_back(tiny: Stack) -> None:
         await asyncio.sleep(0.01)
     assert [a.tokens for a in await tiny.ask_all(asked[:4])] == [a.tokens for a in reference]
     assert tiny.target.cached_positions == 0
+
+
+async def test_two_ranks_say_what_one_says_and_a_dead_rank_fails_the_replica(tiny: Stack, folder: str) -> None:
+    asked = prompts(12, seed=1)
+    alone = engines()
+    async with stack(model(folder, tensor_parallel_size=2)) as two:
+        comparison = Comparison()
+        for temperature in (0.0, 1.0):
+            one = await tiny.ask_all(asked, temperature=temperature, speculation=False, margins=True)
+            for speculation in (True, False):
+                answers = await two.ask_all(asked, temperature=temperature, speculation=speculation)
+                for i, (expected, answer) in enumerate(zip(one, answers, strict=True)):
+                    comparison.add(f"{temperature} {i}", Reference(expected.tokens, expected.margins), answer.tokens)
+                assert (usage(answers)[1] > 100) == speculation
+        print(f"two ranks against one: {comparison}")
+        assert comparison.same, str(comparison.different)
+
+        running = asyncio.create_task(two.ask(asked[0], max_tokens=150))
+        workers = [pid for pid in engines() - alone if not psutil.Process(pid).children()]
+        assert len(workers) == 2
+        os.kill(workers[-1], signal.SIGKILL)
+        problem = None
+        while problem is None:  # until the health check notices
+            try:
+                await two.target.ping()
+            except EngineError as error:
+                problem = error
+            await asyncio.sleep(0.02)
+        assert "vLLM died" in str(problem)
+        running.cancel()
+    assert engines() == alone
 
 
 async def test_the_exchange_costs_little(tiny: Stack) -> None:

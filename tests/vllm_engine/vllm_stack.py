@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -35,7 +36,7 @@ from actors.tier import StaticDirectory
 from actors.vllm_target import VllmModel, VllmTargetActor
 from actors.words import WordCodec
 
-VOCABULARY = 160
+VOCABULARY = 288
 EOS = 2
 CONTEXT = 192
 SLOTS = 8
@@ -106,7 +107,7 @@ def model(folder: str, *, plain_if_incompatible: bool = False, **changes: Any) -
 def draft(noise: float = 0.03, rule: Rule = "coupled") -> DraftModel:
     """A draft that is often right, with confidences to match."""
     tree = TreeSettings(width=8, branching=3, depth=6, nodes=48)
-    chosen = DraftSettings(slots=32, context=CONTEXT, tree=tree, rule=rule)
+    chosen = DraftSettings(slots=32, context=CONTEXT, tree=tree, rule=rule, support=256)
     return TransformersDraft(CausalLM(module(noise), name="draft", eos=(EOS,)), chosen)
 
 
@@ -115,6 +116,19 @@ def prompts(count: int, seed: int = 0) -> list[tuple[int, ...]]:
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(2, 24, (count,), generator=generator).tolist()
     return [tuple(torch.randint(3, VOCABULARY, (n,), generator=generator).tolist()) for n in lengths]
+
+
+def engines() -> set[int]:
+    """Processes of vLLM under this one."""
+    found = psutil.Process().children(recursive=True)
+    return {child.pid for child in found if any(word in _words(child) for word in ("VLLM::", "spawn_main"))}
+
+
+def _words(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
 
 
 @dataclass

@@ -1,0 +1,138 @@
+"""Two tensor-parallel ranks of the transformers engine, each in a process of its own on this machine's CPU."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from actors.admission import Admission
+from actors.comparison import Comparison, Reference
+from actors.engines.causal_lm import CausalLM
+from actors.engines.prompt_lookup import PromptLookupDraft
+from actors.engines.ranks import LeadingLM, RankGroup, Rendezvous, follow
+from actors.engines.transformers_target import TransformersTarget
+from actors.errors import EngineError, UnavailableError
+from actors.settings import DraftSettings, OrchestratorSettings, TargetSettings
+from actors.words import WordCodec
+from cluster.weights import load_module
+
+VOCABULARY = 96
+SETTINGS = TargetSettings(slots=4, context=96)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Four heads over two key heads, so one key head for each rank."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.2,
+    )
+    path = tmp_path_factory.mktemp("ranks")
+    LlamaForCausalLM(config).save_pretrained(path)
+    return str(path)
+
+
+def one_rank(folder: str) -> TransformersTarget:
+    return TransformersTarget(CausalLM(load_module(folder, torch.float32), name="one", packed=None), SETTINGS)
+
+
+def second(folder: str, meeting: Rendezvous) -> None:
+    """What the process of rank 1 runs."""
+    torch.set_num_threads(1)
+    group = RankGroup.join(1, meeting)
+    follow(CausalLM(load_module(folder, torch.float32, ranks=2), name="second", packed=None), group)
+
+
+class Pair:
+    """A target whose second rank is a child process."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self.child: Any = None
+        self.model: LeadingLM | None = None
+
+    def _invite(self, meeting: Rendezvous) -> None:
+        self.child = multiprocessing.get_context("spawn").Process(target=second, args=(self._folder, meeting))
+        self.child.start()
+
+    def build(self) -> TransformersTarget:
+        group = RankGroup.lead("127.0.0.1", 2, self._invite)
+        module = load_module(self._folder, torch.float32, ranks=2)
+        self.model = LeadingLM(module, name="two", packed=None, group=group)
+        return TransformersTarget(self.model, SETTINGS)
+
+
+@pytest.fixture
+def pair(folder: str) -> Iterator[Pair]:
+    pair = Pair(folder)
+    yield pair
+    if pair.child is not None:
+        pair.child.kill()
+        pair.child.join()
+    torch.distributed.destroy_process_group()
+
+
+def options(make_target: Callable[[], TransformersTarget]) -> dict[str, Any]:
+    return {
+        "make_target": make_target,
+        "make_draft": lambda: PromptLookupDraft(DraftSettings()),
+        "target_settings": SETTINGS,
+        "settings": OrchestratorSettings(discovery_period_s=0.02, unavailable_timeout_s=0.2),
+        "admission": Admission(WordCodec(VOCABULARY), VOCABULARY, 96),
+    }
+
+
+async def test_two_ranks_say_what_one_says_and_a_dead_rank_fails_the_replica(
+    folder: str, pair: Pair, start: Any, request_for: Any
+) -> None:
+    prompts = [tuple(range(5 + i, 9 + 2 * i)) for i in range(6)]
+    kinds: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 3}, {"temperature": 0.8, "seed": 4, "top_p": 0.9}]
+    async with start(**options(lambda: one_rank(folder))) as one:
+        references = []
+        for i, prompt in enumerate(prompts):
+            request = request_for(f"one-{i}", prompt, margins=True, ignore_eos=True, **kinds[i % 3])
+            deltas = [delta async for delta in one.orchestrator.generate(request)]
+            tokens = [token for delta in deltas for token in delta.tokens]
+            references.append(Reference(tokens, [margin for delta in deltas for margin in delta.margins]))
+    async with start(**options(pair.build)) as two:
+        requests = [request_for(f"two-{i}", p, ignore_eos=True, **kinds[i % 3]) for i, p in enumerate(prompts)]
+        answers = await asyncio.gather(*(two.tokens(request) for request in requests))
+        comparison = Comparison()
+        for i, (reference, answer) in enumerate(zip(references, answers, strict=True)):
+            comparison.add(f"prompt {i}", reference, answer)
+        assert comparison.same, str(comparison.different)
+        assert comparison.tokens > 200
+
+        pair.child.kill()
+        pair.child.join()
+        with pytest.raises(UnavailableError):
+            await two.tokens(request_for("after", prompts[0]))
+        with pytest.raises(EngineError, match="a rank of the tensor-parallel group"):
+            await two.actors["target-0"].ping()
+
+
+def test_each_rank_holds_its_share(folder: str, pair: Pair) -> None:
+    target = pair.build()
+    assert 2 * target.cache_bytes == one_rank(folder).cache_bytes
+    assert pair.model is not None
+    pair.model.disband()
+    pair.child.join(60)
+    assert pair.child.exitcode == 0
+
+
+def test_a_group_that_does_not_come_together_is_an_error() -> None:
+    with pytest.raises(EngineError, match="did not meet"):
+        RankGroup.lead("127.0.0.1", 2, lambda meeting: None, patience_s=0.5)

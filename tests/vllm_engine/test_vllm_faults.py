@@ -1,0 +1,150 @@
+"""What goes wrong with a vLLM target: drafts that get lost, internals that move, configurations that cannot work."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from vllm_stack import checkpoint, draft, engines, model, plan, prompts, settings, stack
+
+from actors.comparison import Comparison, Reference
+from actors.engines.vllm_engine import VllmEngine, check_version
+from actors.errors import ConfigError
+from actors.messages import GenerationRequest
+from actors.settings import SamplingSettings
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return checkpoint(Path(tmp_path_factory.mktemp("tiny")))
+
+
+async def test_a_mailbox_that_dies_costs_drafts_and_no_token(folder: str) -> None:
+    """Under the rejection rule, so that q reaches vLLM: a draft that is the target has all its drafts accepted."""
+    async with stack(model(folder), lambda: draft(0.0, "rejection"), settings("rejection")) as running:
+        answers = await running.ask_all(prompts(8), temperature=1.0)
+        counts = [answer.last.usage for answer in answers]
+        proposed = sum(u.proposed_tokens for u in counts if u)
+        accepted = sum(u.accepted_tokens for u in counts if u)
+        assert proposed > 40
+        assert accepted == proposed  # a one-hot q would accept p(token) of them
+
+        prompt = prompts(1, seed=4)[0]
+        reference = await running.ask(prompt, speculation=False, max_tokens=100, margins=True)
+        sampling = SamplingSettings(temperature=0.0, max_tokens=100, ignore_eos=True, seed=0)
+        tokens: list[int] = []
+        origins: list[str] = []
+        killed_at = 0
+        async for delta in running.orchestrator.generate(GenerationRequest("cut", sampling, tokens=prompt)):
+            tokens.extend(delta.tokens)
+            origins.extend(delta.origins)
+            if len(tokens) > 30 and not killed_at:
+                assert "accepted" in origins
+                running.target.lose_mailbox()
+                killed_at = len(tokens)
+        comparison = Comparison()
+        comparison.add("cut", Reference(reference.tokens, reference.margins), tokens)
+        assert comparison.same, str(comparison.different)
+        assert set(origins[killed_at + 30 :]) == {"plain"}  # what was under way when it died may still have come
+        again = await running.ask(prompt, max_tokens=20)
+        assert again.tokens == reference.tokens[:20]
+
+
+async def test_moved_internals_are_noticed_and_decoding_can_go_on_plainly(folder: str) -> None:
+    """A worker whose rows are shifted decides other tokens as soon as there are drafts."""
+    broken = model(folder, worker="broken_workers.ShiftedWorker", plain_if_incompatible=True)
+    async with stack(broken, make_draft=None) as running:
+        assert not running.target.speculates
+        answer = await running.ask(prompts(1)[0], max_tokens=8)
+        assert len(answer.tokens) == 8
+        assert answer.last.usage is not None
+        assert answer.last.usage.proposed_tokens == 0
+
+
+async def test_moved_internals_are_refused_by_default(folder: str) -> None:
+    with pytest.raises(ConfigError, match="has no discard_request_mask"):
+        async with stack(model(folder, worker="broken_workers.RenamedWorker"), make_draft=None):
+            pass
+    assert engines() == set()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tensor_parallel_size": 3}, "divisible by tensor parallel size"),
+        ({"arguments": {"gpu_memory": 0.5}}, "gpu_memory: vLLM has no such argument"),
+        ({"arguments": {"max_num_seqs": 4}}, "max_num_seqs cannot be set: use target.settings.slots"),
+        ({"context": 4096}, "4096"),
+        ({"arguments": {"quantization": "no-such-kind"}}, "no-such-kind"),
+        ({"arguments": {"kv_cache_memory_bytes": 1}}, "No available memory"),
+    ],
+    ids=["ranks", "unknown", "reserved", "context", "quantization", "memory"],
+)
+def test_what_vllm_cannot_start_is_one_clear_message(folder: str, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        VllmEngine(plan(folder, **changes))
+    text = str(refused.value)
+    assert message in text
+    assert "\n" not in text
+    assert engines() == set()
+
+
+def test_a_model_that_vllm_cannot_load(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["NoSuchModel"], "model_type": "llama", "vocab_size": 8}')
+    with pytest.raises(ConfigError, match="NoSuchModel"):
+        VllmEngine(plan(str(tmp_path)))
+    assert engines() == set()
+
+
+def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import vllm
+
+    monkeypatch.setattr(vllm, "__version__", "0.33.1")
+    with pytest.raises(ConfigError, match=r"vLLM 0\.33\.1 is installed; target\.engine 'vllm' was tried with 0\.32"):
+        check_version()
+
+
+SCRIPT = """
+import sys, time
+sys.path.insert(0, {here!r})
+import vllm_stack
+from actors.telemetry import MemoryRecorder
+from actors.vllm_target import VllmTargetActor
+
+if __name__ == "__main__":
+    target = VllmTargetActor("t", lambda: vllm_stack.model(sys.argv[1]), vllm_stack.settings(), MemoryRecorder())
+    target._built.wait()
+    print("up" if target._card else repr(target._failure), flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_killed_actor_leaves_nothing_running(folder: str, tmp_path: Path) -> None:
+    """It says no goodbye: vLLM's processes notice that it is gone."""
+    script = tmp_path / "actor.py"
+    script.write_text(SCRIPT.format(here=str(Path(__file__).parent)))
+    actor = subprocess.Popen(
+        [sys.executable, str(script), folder],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert actor.stdout is not None
+    try:
+        assert actor.stdout.readline().strip() == "up"
+        children = psutil.Process(actor.pid).children(recursive=True)
+        assert len(children) >= 2
+    finally:
+        actor.kill()
+        actor.wait()
+        actor.stdout.close()
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert not alive

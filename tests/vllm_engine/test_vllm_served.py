@@ -1,0 +1,80 @@
+"""The whole application with `engine: vllm`: Serve, HTTP, both tiers, on a tiny checkpoint."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from vllm_stack import CONTEXT, VOCABULARY, checkpoint
+
+from cluster.config import load_config
+from deployments.local import application
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = Path(tmp_path_factory.mktemp("served"))
+    words = ["<unk>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    words += [f"<spare{i}>" for i in range(VOCABULARY - len(words))]
+    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>").save_pretrained(path)
+    return checkpoint(path)
+
+
+@pytest.fixture(scope="module")
+def url(ray_port: int, folder: str) -> Iterator[str]:
+    raw = {
+        "name": "vllm",
+        "model_id": "tiny",
+        "target": {
+            "engine": "vllm",
+            "model": folder,
+            "engine_kwargs": {"enforce_eager": True},
+            "settings": {
+                "slots": 4,
+                "context": CONTEXT,
+                "lookahead": {"mode": "fixed", "maximum": 4, "wait": "full", "max_wait_ms": 200},
+            },
+        },
+        "draft": {"model": folder, "settings": {"slots": 4, "context": CONTEXT}},
+        "ingress": {"port": ray_port, "route_prefix": "/vllm"},
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with application(load_config(raw)) as address:
+            yield address
+
+
+def complete(url: str, **body: Any) -> dict[str, Any]:
+    request = {"model": "tiny", "prompt": [5, 6, 7, 8], "max_tokens": 100, "ignore_eos": True, **body}
+    answer = httpx.post(f"{url}/v1/completions", json=request, timeout=120)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_vllm_is_served(url: str, temperature: float) -> None:
+    plain = complete(url, temperature=temperature, seed=7, speculation=False)
+    drafted = complete(url, temperature=temperature, seed=7)
+    assert drafted["choices"][0]["text"] == plain["choices"][0]["text"]
+    assert drafted["usage"]["completion_tokens"] == 100
+    details = drafted["usage"]["completion_tokens_details"]
+    assert details["accepted_draft_tokens"] > 10
+
+
+def test_a_grammar_holds_in_vllms_worker(url: str) -> None:
+    answer = complete(
+        url, temperature=1.0, seed=1, structured_outputs={"choice": ["yes, it is", "no"]}, ignore_eos=False
+    )
+    assert answer["choices"][0]["text"] in ("yes, it is", "no")
