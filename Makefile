@@ -94,5 +94,9 @@ venv-vllm: $(VLLM)/.installed  ## a virtual environment with vLLM's CPU build
 test-vllm: $(VLLM)/.installed  ## the vLLM engine against a real vLLM on this machine's CPU
 	$(VLLM)/bin/pytest tests/vllm_engine --timeout 600
 
+.PHONY: bench-vllm
+bench-vllm: $(VLLM)/.installed  ## vLLM alone, with its own draft, and with a remote draft, in one run
+	$(VLLM)/bin/python -m benchmarks.vllm_pair $(ARGS)
+
 clean:  ## remove the virtual environment
 	rm -rf $(VENV) $(VLLM)
