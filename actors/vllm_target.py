@@ -25,7 +25,7 @@ from actors.engines.exchange import Answer, ExchangeServer, PassEnd
 from actors.engines.openings import check_opening
 from actors.engines.protocol import ModelCard
 from actors.engines.vllm_engine import Said, VllmEngine, VllmPlan
-from actors.engines.vllm_requests import plain_request, request
+from actors.engines.vllm_requests import plain_request, request, room
 from actors.errors import ConfigError, EngineError, InvalidSettingError, OutriderError, OverloadedError
 from actors.messages import Cancel, OfferBatch, Opening, Pulse, TargetMessage, Verdict, VerdictBatch
 from actors.replica import Replica
@@ -97,7 +97,8 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
         self._sequences: dict[str, _Sequence] = {}
         self._runs: dict[str, _Sequence] = {}
         self._numbers = itertools.count()
-        self._refusals: list[Ruling] = []
+        self._answers: list[Ruling] = []
+        """Verdicts that need no vLLM."""
         self._queue_seconds: list[float] = []
         self._said_at = clock()
         self._engine: VllmEngine | None = None
@@ -211,14 +212,16 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
             if len(self._sequences) >= self._settings.slots + self._settings.queue:
                 raise OverloadedError(f"all {self._settings.slots} slots are taken and {self.queued} requests wait")
             self._check(opening)
+            if room(opening, self._settings.context) < 1:
+                self._answers.append(Ruling(owner, Verdict(opening.sequence, _position(opening), (), finish="length")))
+                return
             make = request if self.speculates else plain_request
             asked = make(opening, self._model.eos, self._settings.context)
         except OutriderError as error:
             self._refuse(owner, opening, error)
             return
         run = f"{opening.sequence}#{next(self._numbers)}"
-        length = len(opening.prompt) + len(opening.committed)
-        sequence = _Sequence(owner, opening, run, length, self._clock())
+        sequence = _Sequence(owner, opening, run, _position(opening), self._clock())
         self._sequences[opening.sequence] = self._runs[run] = sequence
         if self.speculates:
             self._desk.open(opening)
@@ -234,8 +237,8 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
         self._grammars.matcher(grammar)
 
     def _refuse(self, owner: str, opening: Opening, error: OutriderError) -> None:
-        position = len(opening.prompt) + len(opening.committed)
-        self._refusals.append(Ruling(owner, Verdict(opening.sequence, position, (), finish="error", error=error)))
+        verdict = Verdict(opening.sequence, _position(opening), (), finish="error", error=error)
+        self._answers.append(Ruling(owner, verdict))
 
     def _end(self, names: Sequence[str], finish: str) -> None:
         """Give back what these sequences hold; unknown ones are ignored."""
@@ -254,7 +257,7 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
     # -- what goes out ---------------------------------------------------------------------------------------------
 
     def _pause(self) -> float | None:
-        return 0.0 if self._refusals or self._vllm.has_news or self._desk.has_failed else None
+        return 0.0 if self._answers or self._vllm.has_news or self._desk.has_failed else None
 
     def _work(self) -> dict[str, VerdictBatch]:
         report = self._report()
@@ -269,8 +272,8 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
 
     def _report(self) -> PassReport:
         """What vLLM's passes decided since the last time, usually one of them."""
-        report = PassReport(rulings=self._refusals)
-        self._refusals = []
+        report = PassReport(rulings=self._answers)
+        self._answers = []
         said = self._vllm.take()
         for decided in self._desk.take_failed():
             sequence = self._sequences.get(decided.sequence)
@@ -371,10 +374,15 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
             self._accounts.occupied(self)
 
     def _busy(self) -> bool:
-        return bool(self._sequences or self._refusals)
+        return bool(self._sequences or self._answers)
 
     def _holding(self) -> bool:
         return bool(self._sequences)
+
+
+def _position(opening: Opening) -> int:
+    """Where the next token goes."""
+    return len(opening.prompt) + len(opening.committed)
 
 
 def _grammars(model: VllmModel) -> GrammarCompiler | None:

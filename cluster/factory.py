@@ -107,13 +107,14 @@ def check_ranks(config: DeploymentConfig) -> None:
     if ranks == 1 or config.target.engine == "emulated":
         return
     described = AutoConfig.from_pretrained(str(fetch(config.target.model)), local_files_only=True).get_text_config()
-    heads = described.num_attention_heads
-    if config.target.engine == "transformers":  # vLLM repeats keys and values where there are more ranks
-        heads = math.gcd(heads, getattr(described, "num_key_value_heads", None) or heads)
+    heads, kind = described.num_attention_heads, "attention heads"
+    key_heads = getattr(described, "num_key_value_heads", None) or heads
+    if config.target.engine == "transformers" and key_heads != heads:  # vLLM repeats them where there are more ranks
+        heads, kind = math.gcd(heads, key_heads), "key heads"
     if heads % ranks:
         fits = [n for n in range(1, heads + 1) if heads % n == 0]
         raise ConfigError(
-            f"target.tensor_parallel_size {ranks} does not divide the {heads} attention heads of "
+            f"target.tensor_parallel_size {ranks} does not divide the {heads} {kind} of "
             f"{config.target.model}: use one of {', '.join(map(str, fits))}",
             "target.tensor_parallel_size",
         )

@@ -38,8 +38,14 @@ class Facts:
     """Tokens of vLLM's prompt that are the request's own; what follows them was committed by an earlier replica."""
 
 
+def room(opening: Opening, context: int) -> int:
+    """Tokens that the answer may still have; a resumed one may have none left."""
+    tokens = len(opening.prompt) + len(opening.committed)
+    return min(opening.sampling.max_tokens - len(opening.committed), context - tokens)
+
+
 def request(opening: Opening, eos: Sequence[int], context: int) -> Request:
-    """A request whose tokens the worker's sampler decides, whatever the settings are."""
+    """A request whose tokens the worker's sampler decides, whatever the settings are. There must be room for one."""
     sampling = opening.sampling
     payload = [
         opening.sequence,
@@ -90,10 +96,9 @@ def facts(extra_args: dict[str, Any] | None) -> Facts | None:
 def _with_limits(opening: Opening, eos: Sequence[int], context: int, params: dict[str, Any]) -> Request:
     sampling = opening.sampling
     tokens = (*opening.prompt, *opening.committed)
-    room = min(sampling.max_tokens - len(opening.committed), context - len(tokens))
     stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos)}
     params |= {
-        "max_tokens": max(room, 1),
+        "max_tokens": room(opening, context),
         "stop_token_ids": sorted(stops),
         "ignore_eos": True,  # the ends of text are among the stops
         "logprobs": sampling.logprobs,

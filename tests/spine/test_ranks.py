@@ -82,7 +82,8 @@ def pair(folder: str) -> Iterator[Pair]:
     if pair.child is not None:
         pair.child.kill()
         pair.child.join()
-    torch.distributed.destroy_process_group()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def options(make_target: Callable[[], TransformersTarget]) -> dict[str, Any]:
@@ -101,6 +102,8 @@ async def test_two_ranks_say_what_one_says_and_a_dead_rank_fails_the_replica(
     prompts = [tuple(range(5 + i, 9 + 2 * i)) for i in range(6)]
     kinds: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 3}, {"temperature": 0.8, "seed": 4, "top_p": 0.9}]
     async with start(**options(lambda: one_rank(folder))) as one:
+        while not one.orchestrator.ready():
+            await asyncio.sleep(0.01)
         references = []
         for i, prompt in enumerate(prompts):
             request = request_for(f"one-{i}", prompt, margins=True, ignore_eos=True, **kinds[i % 3])
@@ -108,6 +111,9 @@ async def test_two_ranks_say_what_one_says_and_a_dead_rank_fails_the_replica(
             tokens = [token for delta in deltas for token in delta.tokens]
             references.append(Reference(tokens, [margin for delta in deltas for margin in delta.margins]))
     async with start(**options(pair.build)) as two:
+        await two.actors["target-0"].card()
+        while not two.orchestrator.ready():
+            await asyncio.sleep(0.01)
         requests = [request_for(f"two-{i}", p, ignore_eos=True, **kinds[i % 3]) for i, p in enumerate(prompts)]
         answers = await asyncio.gather(*(two.tokens(request) for request in requests))
         comparison = Comparison()

@@ -55,6 +55,10 @@ def test_ranks_must_divide_the_heads(tmp_path: Path) -> None:
     check_ranks(config(model=str(tmp_path), tensor_parallel_size=3))
     with pytest.raises(ConfigError, match=r"tensor_parallel_size 2 does not divide the 9 .* use one of 1, 3, 9"):
         check_ranks(config(model=str(tmp_path), tensor_parallel_size=2))
+    transformers = {"model": str(tmp_path), "tensor_parallel_size": 9}
+    check_ranks(config(**transformers))
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size 9 does not divide the 3 key heads .* use one of 1, 3"):
+        check_ranks(load_config({"target": transformers}))
 
 
 @pytest.mark.parametrize(

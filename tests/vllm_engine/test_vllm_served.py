@@ -9,9 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
-from vllm_stack import CONTEXT, VOCABULARY, checkpoint
+from vllm_stack import CONTEXT, byte_tokenizer, checkpoint
 
 from cluster.config import load_config
 from deployments.local import application
@@ -22,12 +20,7 @@ pytestmark = pytest.mark.ray
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = Path(tmp_path_factory.mktemp("served"))
-    words = ["<unk>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    words += [f"<spare{i}>" for i in range(VOCABULARY - len(words))]
-    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>").save_pretrained(path)
+    byte_tokenizer(path)
     return checkpoint(path)
 
 

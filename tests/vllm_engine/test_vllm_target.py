@@ -166,6 +166,9 @@ async def test_an_answer_goes_on_from_where_another_replica_left_it(tiny: Stack)
     request = GenerationRequest(id="resumed", sampling=sampling, tokens=prompt, committed=tuple(whole[:11]))
     rest = [token async for delta in tiny.orchestrator.generate(request) for token in delta.tokens]
     assert rest == whole[11:]
+    over = GenerationRequest(id="over", sampling=sampling, tokens=prompt, committed=tuple(whole))
+    [last] = [delta async for delta in tiny.orchestrator.generate(over)]
+    assert (last.tokens, last.finish) == ((), "length")
 
 
 async def test_what_cannot_be_chosen_ends_the_request_and_nothing_else(tiny: Stack) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import psutil
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from actors.admission import Admission
 from actors.draft import DraftActor
@@ -71,6 +72,16 @@ def checkpoint(folder: Path) -> str:
     return str(folder)
 
 
+def byte_tokenizer(folder: Path) -> None:
+    """A tokenizer for it: a token per byte, three special ones, and spare ones."""
+    words = ["<unk>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    words += [f"<spare{i}>" for i in range(VOCABULARY - len(words))]
+    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>").save_pretrained(folder)
+
+
 def settings(rule: Rule = "coupled", **changes: Any) -> TargetSettings:
     """A fixed lookahead that waits for drafts, so that what is proposed does not depend on the machine's speed."""
     lookahead = LookaheadSettings(mode="fixed", maximum=4, wait="bounded", max_wait_ms=25)
@@ -120,8 +131,13 @@ def prompts(count: int, seed: int = 0) -> list[tuple[int, ...]]:
 
 def engines() -> set[int]:
     """Processes of vLLM under this one."""
+    return processes("VLLM::", "spawn_main")
+
+
+def processes(*names: str) -> set[int]:
+    """Processes under this one whose command line holds one of the names."""
     found = psutil.Process().children(recursive=True)
-    return {child.pid for child in found if any(word in _words(child) for word in ("VLLM::", "spawn_main"))}
+    return {child.pid for child in found if any(name in _words(child) for name in names)}
 
 
 def _words(process: psutil.Process) -> str:
