@@ -12,6 +12,7 @@ transformers engine.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -98,7 +99,10 @@ class VllmDraft:
             rule=settings.rule,
             vocabulary=torch.tensor([token for token, _ in scored]),
         )
-        return Ranked(request.sequence, request.path, row.tokens, row.confidences, row.support)
+        # What is not among the ids may be what comes; under the probabilistic rules q is what was drawn from.
+        known = math.fsum(math.exp(value) for _, value in scored) if row.support is None else 1.0
+        confidences = tuple(confidence * min(known, 1.0) for confidence in row.confidences)
+        return Ranked(request.sequence, request.path, row.tokens, confidences, row.support)
 
     def _row(self, request: Expand) -> DraftRow:
         session = self._sessions[request.sequence]

@@ -102,6 +102,11 @@ def test_ids_it_is_not_told_of_are_not_proposed() -> None:
     ours.open(opening(temperature=5.0))
     [ranked] = ours.expand([Expand("a", ())])
     assert len(ranked.tokens) == 3
+    [whole] = draft()[0:1]
+    whole.open(opening(temperature=0.0))
+    ours.open(opening("b", temperature=0.0))
+    [full], [few] = whole.expand([Expand("a", ())]), ours.expand([Expand("b", ())])
+    assert few.confidences == pytest.approx(full.confidences[:3])  # it knows how much it does not know
 
 
 def test_sequences_and_context_are_limited() -> None:

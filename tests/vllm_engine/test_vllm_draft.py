@@ -25,7 +25,7 @@ def test_vllm_ranks_as_the_embedded_draft(tmp_path: Path) -> None:
     assert told.vocabulary == VOCABULARY
     names = [f"s{i}" for i in range(8)]
     for i, (name, prompt) in enumerate(zip(names, prompts(8), strict=True)):
-        opening = Opening(name, prompt, SamplingSettings(temperature=0.7 * (i % 2)), seed=i)
+        opening = Opening(name, prompt, SamplingSettings(temperature=0.0), seed=i)
         ours.open(opening)
         embedded.open(opening)
     compared = 0
@@ -35,7 +35,7 @@ def test_vllm_ranks_as_the_embedded_draft(tmp_path: Path) -> None:
         expected = {(r.sequence, r.path): r for r in embedded.expand(asked)}
         for ranked in ours.expand(asked):
             other = expected[ranked.sequence, ranked.path]
-            assert torch.allclose(torch.tensor(ranked.confidences), torch.tensor(other.confidences), atol=2e-2)
+            assert torch.allclose(torch.tensor(ranked.confidences), torch.tensor(other.confidences), atol=1e-3)
             if other.confidences[0] - other.confidences[1] > 1e-3:
                 assert ranked.tokens[0] == other.tokens[0]
                 compared += 1
