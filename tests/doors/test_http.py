@@ -333,6 +333,7 @@ BAD_CHATS = [
     (chat(tools=[TOOL] * 1025), "tools"),
     (chat(prediction={"type": "content"}), "prediction"),
     (chat(prediction={"type": "content", "content": "x" * 5000}), "prediction"),
+    (chat(prediction={"type": "content", "content": "x" * 5000}), "prediction"),
     (chat(messages=[{"role": "user", "content": "x"}] * 65), "messages"),  # the context has 64 tokens
     (chat(bad_words=["x"] * 257), "bad_words"),
     (chat(structured_outputs={"choice": ["x"] * 1025}), "structured_outputs"),
