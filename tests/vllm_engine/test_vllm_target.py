@@ -84,9 +84,12 @@ async def test_every_setting_works_with_drafts(tiny: Stack, sampling: dict[str, 
     """Among them those that vLLM drops, or refuses, when it speculates."""
     asked = prompts(6, seed=3)
     off = await tiny.ask_all(asked, temperature=temperature, speculation=False, margins=True, **sampling)
-    on = await tiny.ask_all(asked, temperature=temperature, **sampling)
-    comparison = compared(off, on)
-    assert comparison.same, str(comparison.different)
+    for _ in range(20):  # on a busy machine drafts may come too late to be used
+        on = await tiny.ask_all(asked, temperature=temperature, **sampling)
+        comparison = compared(off, on)
+        assert comparison.same, str(comparison.different)
+        if usage(on)[1]:
+            break
     plain = await tiny.ask_all(asked, temperature=temperature, speculation=False)
     assert usage(on)[1] > 0
     said = {token for answer in on for token in answer.tokens}
