@@ -10,6 +10,7 @@ import importlib
 import json
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -236,6 +237,9 @@ def new(
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: errors made on purpose become one line and an exit code."""
     _add_groups()
+    if threading.current_thread() is threading.main_thread():
+        # A shell's background jobs start with interrupts ignored: `outrider serve FILE &` could not be interrupted.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         app(arguments)
     except (ConfigError, RequestError) as error:

@@ -52,12 +52,6 @@ CLIENTS = 8
 TOKENS = 48
 REFUSED = 4
 LIMIT_S = 90.0
-INTERRUPTIBLE = """
-import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and hand that on
-from deployments.cli import main
-main()
-"""
 
 
 class Load:
@@ -287,7 +281,7 @@ def test_observe(observed: Observed) -> None:
     from deployments.local import free_port
 
     url = f"http://127.0.0.1:{(port := free_port())}"
-    command = [sys.executable, "-W", "ignore", "-c", INTERRUPTIBLE, "observe"]
+    command = [sys.executable, "-W", "ignore", "-m", "deployments.cli", "observe"]
     with subprocess.Popen(
         [*command, "--address", observed.cluster, "--port", str(port)],
         stdout=subprocess.PIPE,

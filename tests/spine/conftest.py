@@ -67,7 +67,8 @@ class ChaosPeer:
     def __init__(self, target: object, settings: ChaosSettings) -> None:
         self._peer = LocalPeer(target)
         self._settings = settings
-        self._failures: list[BaseException] = []
+        self.ended = False
+        """Mail that is still under way is lost."""
 
     async def call(self, method: str, *args: Any) -> Any:
         if method != "deliver":
@@ -80,6 +81,8 @@ class ChaosPeer:
         return None
 
     def _deliver(self, mail: tuple[str, Any]) -> None:
+        if self.ended:
+            return
         task = asyncio.ensure_future(self._peer.call("deliver", mail[0], [mail[1]]))
         task.add_done_callback(lambda t: t.exception())
 
@@ -163,6 +166,9 @@ async def deployment(
         yield Local(orchestrator, recorder, target_directory, draft_directory, actors)
     finally:
         await orchestrator.stop()
+        for peer in (*target_directory.peers.values(), *draft_directory.peers.values()):
+            if isinstance(peer, ChaosPeer):
+                peer.ended = True
         await asyncio.gather(*(actor.stop() for actor in actors.values()))
 
 
