@@ -211,6 +211,7 @@ def test_figures_are_those_of_the_load(observed: Observed) -> None:
     assert observed.value("sum(ray_outrider_requests_total)") == served
     assert observed.value("sum(ray_outrider_emitted_tokens_total)") == served * TOKENS
     assert observed.value("sum(ray_outrider_refused_requests_total)") == REFUSED
+    assert observed.value("sum(ray_outrider_active_sequences)") == 0
     assert observed.value("sum(ray_outrider_time_to_first_token_seconds_count)") == served
     answers = observed.value('sum(ray_outrider_http_responses_total{route="/v1/completions",status="2xx"})')
     assert answers == served
