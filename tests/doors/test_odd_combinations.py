@@ -11,6 +11,7 @@ import random
 from typing import Any
 
 import pytest
+from pace import Pace
 from small_model import CODEC, target, twin
 from stack import Stack, stack
 
@@ -90,7 +91,9 @@ async def streamed(it: Stack, body: dict[str, Any]) -> dict[int, tuple[str, str]
 
 @pytest.mark.parametrize("lookahead", [1, 4])
 async def test_the_answer_is_that_without_speculation(lookahead: int) -> None:
-    async with stack(CODEC, (), "twin", lookahead, slots=12, make_target=target, make_draft=twin) as it:
+    pace = Pace()
+    engines = {"make_target": lambda s: pace.target(target(s)), "make_draft": lambda s: pace.draft(twin(s))}
+    async with stack(CODEC, (), "twin", lookahead, slots=12, **engines) as it:
 
         async def check(body: dict[str, Any]) -> bool:
             plain = await whole(it, {**body, "speculation": False})
@@ -103,4 +106,4 @@ async def test_the_answer_is_that_without_speculation(lookahead: int) -> None:
 
         served = await asyncio.gather(*map(check, bodies(30, seed=lookahead)))
         assert sum(served) > 20
-        assert it.recorder.total(telemetry.ACCEPTED) > 0
+        assert it.recorder.total(telemetry.ACCEPTED) > 50

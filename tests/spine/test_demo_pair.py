@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 
 import pytest
+from pace import Pace
 
 from actors import telemetry
 from actors.admission import Admission
@@ -23,7 +24,8 @@ TOKENS = 12
 
 
 def config(dtype: str = "float32") -> DeploymentConfig:
-    settings = {"slots": AT_ONCE, "context": 512, "queue": 1000}
+    lookahead = {"mode": "fixed", "maximum": 4}  # whatever is there is verified, worth it on this machine or not
+    settings = {"slots": AT_ONCE, "context": 512, "queue": 1000, "lookahead": lookahead}
     return DeploymentConfig.model_validate(
         {
             "target": {"settings": settings, "dtype": dtype},
@@ -70,9 +72,10 @@ async def test_speculation_changes_no_token(start, pair, temperature, prompts) -
     """100 prompts greedy and 100 seeded at temperature 0.8; near-ties are counted, nothing else may differ."""
     deployment = config()
     facts = factory.text_facts(deployment)
+    pace = Pace()
     async with start(
-        make_target=lambda: pair[0],
-        make_draft=lambda: pair[1],
+        make_target=lambda: pace.target(pair[0]),
+        make_draft=lambda: pace.draft(pair[1]),
         admission=Admission(facts.codec, facts.vocabulary, facts.context),
         target_settings=deployment.resolved_target(),
         draft_settings=deployment.resolved_draft(),
@@ -87,4 +90,5 @@ async def test_speculation_changes_no_token(start, pair, temperature, prompts) -
         print(tally)
         assert tally.same, tally.different
         assert tally.ties <= 3  # a margin below 1e-3 is rare: more would mean that the margins are wrong
-        assert local.recorder.total(telemetry.ACCEPTED) > 0  # how many depends on how busy the machine is
+        # Some drafts are there for most passes (the pace), all are tried, and about four in ten are right.
+        assert local.recorder.total(telemetry.ACCEPTED) > 100
