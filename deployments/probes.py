@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from actors.draft import DraftActor
 from actors.engines.chaos import ChaosLink, ChaosSettings
 from actors.engines.protocol import DraftModel, Expand, ModelCard, Ranked, Row, TargetModel
 from actors.messages import Commit, DraftMessage, OfferBatch, Opening, TargetMessage, VerdictBatch
+from actors.replica import Mail, Replica, Result
 from actors.settings import DraftSettings, TargetSettings
 from actors.target import TargetActor
 from actors.telemetry import Recorder
@@ -68,6 +70,48 @@ class ReplicaNotes:
     """Items of the result stream."""
 
 
+class _Probed(Replica[Mail, Result]):
+    """What both probed replicas share: mail is delayed and its arrival noted, results are counted."""
+
+    def _take_notes_for(self, name: str, link_delay_ms: float) -> None:
+        """Before the replica's own constructor, which starts the model thread."""
+        self._notes = ReplicaNotes(name)
+        self._delay: ChaosLink[Any] | None = None
+        if link_delay_ms:
+            self._delay = ChaosLink(self._arrive, ChaosSettings(delay_ms=link_delay_ms))
+
+    @abstractmethod
+    def _mark(self, message: Mail) -> Mark | None:
+        """Names a message whose arrival is noted."""
+
+    async def deliver(self, link: str, mail: Sequence[Mail]) -> None:
+        if self._delay is None:
+            await self._note_and_deliver(link, mail)
+        else:
+            self._delay((link, mail))
+
+    async def _note_and_deliver(self, link: str, mail: Sequence[Mail]) -> None:
+        self._notes.deliveries += 1
+        now = time.monotonic()
+        for message in mail:
+            if (mark := self._mark(message)) is not None:
+                self._notes.arrivals[mark] = now
+        await super().deliver(link, mail)
+
+    def _arrive(self, parcel: tuple[str, Sequence[Mail]]) -> None:
+        _spawn(self._note_and_deliver(*parcel))
+
+    async def results(self, link: str) -> AsyncIterator[list[Result]]:
+        async for items in super().results(link):
+            self._notes.streamed += 1
+            yield items
+
+    async def take_notes(self) -> ReplicaNotes:
+        """What was noted since the last call."""
+        notes, self._notes = self._notes, ReplicaNotes(self._name)
+        return notes
+
+
 class _ProbedTargetModel:
     """Passes everything on and notes each pass."""
 
@@ -94,7 +138,7 @@ class _ProbedTargetModel:
         self._model.detach(slot)
 
 
-class ProbedTarget(TargetActor):
+class ProbedTarget(_Probed[TargetMessage, VerdictBatch], TargetActor):
     """A target replica that notes its passes, and adds `link_delay_ms` to every delivery."""
 
     def __init__(
@@ -105,27 +149,12 @@ class ProbedTarget(TargetActor):
         recorder: Recorder,
         link_delay_ms: float = 0.0,
     ) -> None:
-        self._notes = ReplicaNotes(name)
+        self._take_notes_for(name, link_delay_ms)
         self._held_since: float | None = None
-        self._link = _delayed(self._arrive, link_delay_ms)
         super().__init__(name, lambda: _ProbedTargetModel(make_model(), self), settings, recorder)
 
-    async def deliver(self, link: str, mail: Sequence[TargetMessage]) -> None:
-        if self._link is None:
-            await self._note_and_deliver(link, mail)
-        else:
-            self._link((link, mail))
-
-    async def _note_and_deliver(self, link: str, mail: Sequence[TargetMessage]) -> None:
-        self._notes.deliveries += 1
-        now = time.monotonic()
-        for message in mail:
-            if isinstance(message, OfferBatch) and (mark := offer_mark(message)) is not None:
-                self._notes.arrivals[mark] = now
-        await super().deliver(link, mail)
-
-    def _arrive(self, parcel: tuple[str, Sequence[TargetMessage]]) -> None:
-        _spawn(self._note_and_deliver(*parcel))
+    def _mark(self, message: TargetMessage) -> Mark | None:
+        return offer_mark(message) if isinstance(message, OfferBatch) else None
 
     def _pause(self) -> float | None:
         pause = super()._pause()
@@ -164,16 +193,6 @@ class ProbedTarget(TargetActor):
             ]
         return results
 
-    async def results(self, link: str) -> AsyncIterator[list[VerdictBatch]]:
-        async for items in super().results(link):
-            self._notes.streamed += 1
-            yield items
-
-    async def take_notes(self) -> ReplicaNotes:
-        """What was noted since the last call."""
-        notes, self._notes = self._notes, ReplicaNotes(self._name)
-        return notes
-
 
 class _ProbedDraftModel:
     """Passes everything on and notes each step."""
@@ -201,7 +220,7 @@ class _ProbedDraftModel:
         self._model.close(sequence)
 
 
-class ProbedDraft(DraftActor):
+class ProbedDraft(_Probed[DraftMessage, OfferBatch], DraftActor):
     """A draft replica that notes its steps, and adds `link_delay_ms` to every delivery."""
 
     def __init__(
@@ -212,26 +231,11 @@ class ProbedDraft(DraftActor):
         recorder: Recorder,
         link_delay_ms: float = 0.0,
     ) -> None:
-        self._notes = ReplicaNotes(name)
-        self._link = _delayed(self._arrive, link_delay_ms)
+        self._take_notes_for(name, link_delay_ms)
         super().__init__(name, lambda: _ProbedDraftModel(make_model(), self), settings, recorder)
 
-    async def deliver(self, link: str, mail: Sequence[DraftMessage]) -> None:
-        if self._link is None:
-            await self._note_and_deliver(link, mail)
-        else:
-            self._link((link, mail))
-
-    async def _note_and_deliver(self, link: str, mail: Sequence[DraftMessage]) -> None:
-        self._notes.deliveries += 1
-        now = time.monotonic()
-        for message in mail:
-            if isinstance(message, Commit):
-                self._notes.arrivals[message.sequence, message.position, 0] = now
-        await super().deliver(link, mail)
-
-    def _arrive(self, parcel: tuple[str, Sequence[DraftMessage]]) -> None:
-        _spawn(self._note_and_deliver(*parcel))
+    def _mark(self, message: DraftMessage) -> Mark | None:
+        return (message.sequence, message.position, 0) if isinstance(message, Commit) else None
 
     def note_step(self, started: float, ended: float, rows: int) -> None:
         self._notes.steps.append(StepNote(started, ended, rows))
@@ -242,16 +246,6 @@ class ProbedDraft(DraftActor):
             self._notes.steps[-1].mark = next(filter(None, map(offer_mark, results.values())), None)
         return results
 
-    async def results(self, link: str) -> AsyncIterator[list[OfferBatch]]:
-        async for items in super().results(link):
-            self._notes.streamed += 1
-            yield items
-
-    async def take_notes(self) -> ReplicaNotes:
-        """What was noted since the last call."""
-        notes, self._notes = self._notes, ReplicaNotes(self._name)
-        return notes
-
 
 def offer_mark(batch: OfferBatch) -> Mark | None:
     """Mark of the first expansion in `batch`."""
@@ -259,10 +253,6 @@ def offer_mark(batch: OfferBatch) -> Mark | None:
         if expansions:
             return sequence, expansions[0].position, expansions[0].parent
     return None
-
-
-def _delayed(arrive: Callable[[Any], None], delay_ms: float) -> ChaosLink[Any] | None:
-    return ChaosLink(arrive, ChaosSettings(delay_ms=delay_ms)) if delay_ms else None
 
 
 _TASKS: set[Any] = set()

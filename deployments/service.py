@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from actors import admission
 from actors.messages import Delta, GenerationRequest
 from actors.settings import Rule
-from actors.text import TextStream
 
 
 class Service(Protocol):
@@ -28,26 +28,15 @@ class Answering(Protocol):
     async def answer(self, request: GenerationRequest) -> Delta: ...
 
 
-class Codec(Protocol):
-    """Between text and token ids; TextCodec and WordCodec."""
+class Codec(admission.Codec, Protocol):
+    """Between text and token ids, both ways; TextCodec and WordCodec."""
 
     @property
     def vocabulary(self) -> int: ...
 
-    def encode(self, text: str, limit: int | None = None, special: bool = True) -> tuple[int, ...]: ...
-
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, object]],
-        tools: Sequence[Mapping[str, object]] | None = None,
-        limit: int | None = None,
-    ) -> tuple[int, ...]: ...
-
     def decode(self, tokens: Sequence[int]) -> str: ...
 
     def piece(self, token: int) -> bytes: ...
-
-    def stream(self, prompt: Sequence[int], stop: Sequence[str] = (), min_tokens: int = 0) -> TextStream: ...
 
 
 @dataclass(frozen=True, slots=True)
