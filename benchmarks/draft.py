@@ -19,9 +19,9 @@ from collections.abc import Sequence
 
 import torch
 
+from actors.distillation.appraisal import RULES
 from actors.distillation.evaluation import Acceptance, acceptance, agreement, measure
 from actors.distillation.prompts import Ids, read_prompts
-from actors.distillation.run import RULES
 from actors.engines.causal_lm import CausalLM
 from actors.engines.prompt_lookup import PromptLookupDraft
 from actors.engines.slots import SlotRow

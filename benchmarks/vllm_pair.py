@@ -185,7 +185,7 @@ def save_draft(folder: Path) -> None:
     """The demo draft as a checkpoint that vLLM reads (with the target's whole head)."""
     import torch
 
-    module = weights.load_demo_draft(torch.float32)
+    module, _ = weights.load_draft(models.DEMO_DRAFT, torch.float32)
     module.save_pretrained(folder / "draft")
 
 

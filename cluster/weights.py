@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from actors.engines.ranks import RankGroup
     from cluster.config import Dtype
 
-_DEMO_DRAFT_LAYERS = 4
+DEMO_DRAFT_LAYERS = 4
 _KEPT_KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "16"}
 """On a CPU oneDNN, and torch's bridge to it, keep what they made for each layer shape and number of rows in a pass, up
 to 1,024 of them by default: half a gigabyte in a day's traffic. To make one again costs less than can be measured
@@ -66,7 +66,7 @@ def load_model(
         kind, packed = torch.float32, torch.bfloat16
     is_demo_draft = reference == models.DEMO_DRAFT
     if is_demo_draft and layers is None:
-        layers = _DEMO_DRAFT_LAYERS
+        layers = DEMO_DRAFT_LAYERS
     module = load_module(reference, kind, layers, ranks.size if ranks is not None else 1)
     vocabulary = _adopt_demo_draft(module, kind, draft_layers) if is_demo_draft else _own_vocabulary(reference)
     facts: dict[str, Any] = {
@@ -138,11 +138,12 @@ def _quietly() -> Iterator[None]:
         logging.set_verbosity(verbosity)
 
 
-def load_demo_draft(dtype: torch.dtype) -> Any:
-    """The demo draft as a transformers model, on the CPU."""
-    module = load_module(models.DEMO_DRAFT, dtype, _DEMO_DRAFT_LAYERS)
-    _adopt_demo_draft(module, dtype, None)
-    return module
+def load_draft(reference: str, dtype: torch.dtype) -> tuple[Any, torch.Tensor | None]:
+    """A draft as a transformers model, on the CPU, and the ids that it may propose (None: all). See load_module."""
+    if reference != models.DEMO_DRAFT:
+        return load_module(reference, dtype), _own_vocabulary(reference)
+    module = load_module(models.DEMO_DRAFT, dtype, DEMO_DRAFT_LAYERS)
+    return module, _adopt_demo_draft(module, dtype, None)
 
 
 def _adopt_demo_draft(module: Any, dtype: torch.dtype, file: Path | None) -> torch.Tensor:

@@ -126,11 +126,12 @@ class Assisted:
         import torch
 
         from cluster.factory import pin
-        from cluster.weights import load_demo_draft, load_module
+        from cluster.models import DEMO_DRAFT
+        from cluster.weights import load_draft, load_module
 
         pin(Resources(threads=len(cores), cores=cores))
         self._target = load_module(config.target.model, torch.float32).eval()
-        self._draft = load_demo_draft(torch.float32).eval()
+        self._draft = load_draft(DEMO_DRAFT, torch.float32)[0].eval()
 
     def run(self, load: Load) -> Figures:
         """Answer the load's prompts one after the other."""

@@ -16,7 +16,7 @@ from actors.distillation.settings import DistillSettings
 from actors.distillation.student import Student, save_bytes, vocabulary_bytes, vocabulary_file
 
 if TYPE_CHECKING:
-    from actors.distillation.run import Target
+    from actors.distillation.job import Target
 
 
 def card(
@@ -36,7 +36,8 @@ def card(
     return {
         "target": target.reference,
         "vocabulary_fingerprint": target.fingerprint,
-        "layers_from": list(student.layers_from),
+        "layers_from": None if student.layers_from is None else list(student.layers_from),
+        "start": settings.start,
         "trained_weights": student.trained_weights,
         "draft_vocabulary": len(student.head),
         "tied_head": student.is_tied,
@@ -82,15 +83,17 @@ def readme(name: str, card: dict[str, Any]) -> str:
         for row in card["acceptance"]
     )
     agreed = card["greedy_agreement"]
-    layers = ", ".join(map(str, card["layers_from"]))
+    start = f"The draft `{card['start']}` as a start (what it was trained on before, this card does not know)"
+    if card["layers_from"] is not None:
+        start = f"Layers {', '.join(map(str, card['layers_from']))} of the target as a start"
     minutes = (card["sampling_seconds"] + card["training_seconds"]) / 60
     return f"""# {name}
 
 A draft for speculative decoding with `{card["target"]}`, made by `outrider distill`. It is no model to talk to: it
 guesses what its target would say.
 
-- Layers {layers} of the target as a start, {card["trained_weights"]:,} weights trained; embedding and output head
-  are the target's own, frozen. It proposes {card["draft_vocabulary"]:,} token ids.
+- {start}, {card["trained_weights"]:,} weights trained; embedding and
+  output head are the target's own, frozen. It proposes {card["draft_vocabulary"]:,} token ids.
 - {card["sampled_tokens"]:,} tokens sampled from the target, with its best log-probabilities; {card["steps"]:,} steps
   over {card["trained_positions"]:,} positions; {minutes:.0f} minutes in all.
 - On {card["held_prompts"]} prompts kept from training, its likeliest token is the target's greedy token in

@@ -62,6 +62,15 @@ def split(prompts: Sequence[Ids], held: int) -> tuple[list[Ids], list[Ids]]:
     return [p for p in prompts if p not in chosen], [p for p in prompts if p in chosen]
 
 
+def without(prompts: Sequence[Ids], held: Sequence[Ids]) -> list[Ids]:
+    """`prompts` but for those in `held`. Raises PromptError if either is empty then: there is nothing to go by."""
+    chosen = set(held)
+    left = [p for p in prompts if p not in chosen]
+    if not left or not held:
+        raise PromptError("at least one prompt to learn from is needed, and another one to evaluate with")
+    return left
+
+
 def digest(prompts: Sequence[Ids]) -> str:
     """Names a list of prompts."""
     return hashlib.sha256(b"".join(map(_digest, prompts))).hexdigest()

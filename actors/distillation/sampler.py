@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +14,23 @@ from actors.distillation.prompts import Ids
 from actors.distillation.store import Sample
 from actors.engines.causal_lm import CausalLM
 from actors.engines.slots import SlotRow
+
+
+class Source(Protocol):
+    """Whoever can answer as the target does."""
+
+    def sample(
+        self,
+        prompts: Sequence[tuple[Ids, float]],
+        generator: torch.Generator,
+        go_on: Callable[[int], bool] = lambda tokens: True,
+    ) -> list[Sample]:
+        """Answers to (prompt, temperature) pairs, in their order. The same generator gives the same answers.
+
+        go_on: told now and then how many tokens there are. When it returns False, answers under way are cut short,
+        and those not yet begun are left out; at least one token comes back.
+        """
+        ...
 
 
 @dataclass(slots=True)
@@ -56,23 +74,32 @@ class Sampler:
         self._pool = min(max(pool, top), model.vocabulary_size)
         self._cache = model.cache(slots=slots, context=context)
 
-    def sample(self, prompts: Sequence[tuple[Ids, float]], generator: torch.Generator) -> list[Sample]:
-        """Answers to (prompt, temperature) pairs, in their order. The same generator gives the same answers."""
+    def sample(
+        self,
+        prompts: Sequence[tuple[Ids, float]],
+        generator: torch.Generator,
+        go_on: Callable[[int], bool] = lambda tokens: True,
+    ) -> list[Sample]:
+        """See Source."""
         waiting = deque(enumerate(prompts))
         free = list(range(self._slots - 1, -1, -1))
         running: list[_Answer] = []
         done: dict[int, Sample] = {}
+        tokens = 0
         while waiting or running:
             while waiting and free:
                 number, (prompt, temperature) = waiting.popleft()
                 running.append(_Answer(number, prompt, temperature, free.pop()))
-            self._pass(running, generator)
+            tokens += self._pass(running, generator)
+            over = not go_on(tokens) and tokens > 0
             for answer in running:
-                if self._ended(answer):
+                if self._ended(answer) or (over and answer.tokens):
                     done[answer.number] = answer.sample()
                     free.append(answer.slot)
+            if over:
+                break
             running = [answer for answer in running if answer.number not in done]
-        return [done[number] for number in range(len(prompts))]
+        return [done[number] for number in sorted(done)]
 
     def _ended(self, answer: _Answer) -> bool:
         if not answer.tokens:
@@ -80,7 +107,8 @@ class Sampler:
         full = len(answer.prompt) + len(answer.tokens) >= self._context
         return full or len(answer.tokens) >= self._longest or answer.tokens[-1] in self._model.eos
 
-    def _pass(self, running: Sequence[_Answer], generator: torch.Generator) -> None:
+    def _pass(self, running: Sequence[_Answer], generator: torch.Generator) -> int:
+        """Returns how many answers grew."""
         rows: list[SlotRow] = []
         deciding: list[_Answer] = []
         keep: list[int] = []
@@ -100,6 +128,7 @@ class Sampler:
         logits = self._model.run(self._cache, rows, keep).float()  # [N, V]
         if deciding:
             self._decide(deciding, logits, generator)
+        return len(deciding)
 
     def _decide(self, answers: Sequence[_Answer], logits: Tensor, generator: torch.Generator) -> None:
         best, ids = logits.topk(self._pool, -1)  # [N, pool]

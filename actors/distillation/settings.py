@@ -15,12 +15,15 @@ class DistillSettings(Settings):
     layers: Annotated[int, Field(ge=1)] = 4
     layers_from: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     """Layers of the target to start from; None takes the first ones and the last."""
-    vocabulary: Annotated[int, Field(ge=2)] | None = 12288
-    """Most token ids that the draft may propose (the likeliest in the target's answers); None keeps all."""
+    start: str | None = None
+    """A draft to begin from in place of layers of the target; it must have as many layers as are asked for."""
+    vocabulary: Annotated[int, Field(ge=2)] | Literal["start"] | None = 12288
+    """Most token ids that the draft may propose (the likeliest in the target's answers); None keeps all, `start` has
+    those of the draft to begin from."""
     minutes: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
     """Time for sampling and training together, evaluation not included."""
-    sampling_share: Annotated[float, Field(gt=0, lt=1)] = 0.4
-    """Of the minutes, for sampling; what it leaves goes to training."""
+    sampling_share: Annotated[float, Field(ge=0, lt=1)] = 0.4
+    """Of the minutes, for sampling; what it leaves goes to training. 0 trains on recorded answers alone."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     """Sampling ends at this many answer tokens, if the time has not run out before."""
     max_steps: Annotated[int, Field(ge=1)] | None = None
@@ -53,7 +56,7 @@ class DistillSettings(Settings):
     acceptance_weight: Annotated[Finite, Field(ge=0)] = 1.0
     """Weight of 1 - sum min(p, q) next to the cross-entropy."""
     warmup: Annotated[int, Field(ge=1)] = 20
-    """Steps until the learning rate is reached."""
+    """Steps until the learning rate is reached, or a tenth of the training if that is sooner."""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.5
     """The learning rate falls to zero over this last share of training."""
     window: Annotated[int, Field(ge=1)] = 8
@@ -71,6 +74,10 @@ class DistillSettings(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        if self.start is not None and self.layers_from is not None:
+            raise ValueError("a draft begins from `start` or from `layers_from`, not from both")
+        if self.start is None and self.vocabulary == "start":
+            raise ValueError("vocabulary is that of `start`, but there is none")
         if self.layers_from is not None and len(self.layers_from) != self.layers:
             raise ValueError(f"layers_from names {len(self.layers_from)} layers, but layers is {self.layers}")
         if self.answer >= self.context:

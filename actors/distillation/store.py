@@ -70,35 +70,36 @@ class SampleStore:
         self._sizes[path] = tokens
         return path
 
-    def read(self, shard: Path) -> list[Sample]:
-        """Raises ConfigError if the shard is damaged."""
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        try:
-            t = load_file(shard)
-        except (SafetensorError, OSError) as error:
-            raise ConfigError(f"the samples in {shard} are damaged: delete that file ({error})") from error
-        lengths = t["answer_lengths"].tolist()
-        parts = zip(
-            _split(t["prompts"], t["prompt_lengths"].tolist()),
-            _split(t["answers"], lengths),
-            _split(t["top_ids"], lengths),
-            _split(t["top_logp"], lengths),
-            t["temperatures"].tolist(),
-            strict=True,
-        )
-        return [Sample(*part) for part in parts]
-
     def samples(self) -> Iterator[Sample]:
         """All of them, one shard in memory at a time."""
         for shard in self.shards:
-            yield from self.read(shard)
+            yield from read_shard(shard)
 
     def _size(self, shard: Path) -> int:
         if shard not in self._sizes:
             self._sizes[shard] = _header_tokens(shard)
         return self._sizes[shard]
+
+
+def read_shard(shard: Path) -> list[Sample]:
+    """The answers of a shard. Raises ConfigError if it is damaged."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        t = load_file(shard)
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"the samples in {shard} are damaged: delete that file ({error})") from error
+    lengths = t["answer_lengths"].tolist()
+    parts = zip(
+        _split(t["prompts"], t["prompt_lengths"].tolist()),
+        _split(t["answers"], lengths),
+        _split(t["top_ids"], lengths),
+        _split(t["top_logp"], lengths),
+        t["temperatures"].tolist(),
+        strict=True,
+    )
+    return [Sample(*part) for part in parts]
 
 
 def _split(tensor: Tensor, lengths: list[int]) -> tuple[Tensor, ...]:

@@ -19,11 +19,13 @@ class Student:
     """A causal LM of few layers, in float32, and the rows of the head that it may propose.
 
     module: its `state_dict` is that of an ordinary checkpoint.
+    layers_from: which layers of the target it began with; None: it began with another draft's.
     vocabulary: int64 [V'], sorted target token ids, or None for all.
     """
 
-    def __init__(self, module: Any, layers_from: Sequence[int], vocabulary: Tensor | None = None) -> None:
-        self.module, self.layers_from, self.vocabulary = module, tuple(layers_from), vocabulary
+    def __init__(self, module: Any, layers_from: Sequence[int] | None, vocabulary: Tensor | None = None) -> None:
+        self.module, self.vocabulary = module, vocabulary
+        self.layers_from = None if layers_from is None else tuple(layers_from)
         self._embedding = module.get_input_embeddings().weight.requires_grad_(False)
         full = module.get_output_embeddings().weight.requires_grad_(False)
         self.head: Tensor = full.detach() if vocabulary is None else full.detach()[vocabulary].clone()  # [V', E]
@@ -100,7 +102,7 @@ def build_student(target: Any, layers_from: Sequence[int], vocabulary: Tensor | 
             raise ConfigError(f"the target holds no {old}, so no draft can be cut out of it")
         weights[name] = source[old].detach().to("cpu", torch.float32)
     module.load_state_dict(weights)
-    _check_head(module)
+    check_head(module)
     return Student(module, layers_from, vocabulary)
 
 
@@ -128,7 +130,8 @@ def _layers(target: Any) -> tuple[str, int]:
 
 
 @torch.no_grad()
-def _check_head(module: Any) -> None:
+def check_head(module: Any) -> None:
+    """Raises ConfigError when a model's scores are not its head times its last state."""
     head = module.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
         raise ConfigError(f"{type(module).__name__} has no output head that is a plain matrix; it cannot be distilled")

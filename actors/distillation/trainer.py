@@ -13,10 +13,12 @@ from torch import Tensor
 
 from actors.distillation.loss import Goal, Measures, distillation_loss
 from actors.distillation.settings import DistillSettings
-from actors.distillation.store import Sample, SampleStore
+from actors.distillation.store import Sample, SampleStore, read_shard
 from actors.distillation.student import Student
 
 _CLIP = 1.0
+_RISE = 0.1
+"""Of the training: the longest that the learning rate rises."""
 
 
 class Trainer:
@@ -74,7 +76,7 @@ class Trainer:
 
     def rate(self, progress: float) -> float:
         """The learning rate as a share of its peak: a linear rise over `warmup` steps, flat, then linear to zero."""
-        rise = min(1.0, (self.step_count + 1) / self._settings.warmup)
+        rise = min(1.0, max((self.step_count + 1) / self._settings.warmup, progress / _RISE))
         fall = min(1.0, max(0.0, 1.0 - progress) / self._settings.decay)
         return rise * fall
 
@@ -134,7 +136,7 @@ class Trainer:
         order.shuffle(shards)
         waiting = deque(shards)
         while waiting:
-            window = [self._store.read(waiting.popleft()) for _ in range(min(settings.window, len(waiting)))]
+            window = [read_shard(waiting.popleft()) for _ in range(min(settings.window, len(waiting)))]
             samples = [sample for shard in window for sample in shard]
             order.shuffle(samples)
             samples.sort(key=lambda s: len(s) // 16)  # stable: random within a length

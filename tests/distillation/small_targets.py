@@ -8,20 +8,22 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from actors.distillation.job import Target
 from actors.distillation.prompts import Ids
-from actors.distillation.run import Target
 from actors.distillation.settings import DistillSettings
 
 VOCABULARY = 61
 EOS = 2
 
 
-def llama(seed: int = 0, *, tied: bool = True, layers: int = 4, sharpness: float = 6.0) -> LlamaForCausalLM:
+def llama(
+    seed: int = 0, *, tied: bool = True, layers: int = 4, hidden: int = 32, sharpness: float = 6.0
+) -> LlamaForCausalLM:
     """Random weights. sharpness: factor on the final norm, so that there is something to agree on."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
-        hidden_size=32,
+        hidden_size=hidden,
         intermediate_size=48,
         num_hidden_layers=layers,
         num_attention_heads=4,

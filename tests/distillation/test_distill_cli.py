@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from small_targets import checkpoint
 from typer.testing import CliRunner
 
-from actors.distillation import run
-from cluster import weights
+from actors.distillation import training
+from actors.distillation.recorder import Served, TrafficRecorder
+from cluster import models, weights
 from deployments.distill_cli import app
 
 runner = CliRunner()
@@ -44,6 +48,60 @@ def test_a_draft_is_made_and_loads_as_a_draft(place: Path) -> None:
     from actors.engines.slots import SlotRow
 
     assert loaded.run(cache, [SlotRow(0, (3, 4), 0)], [1]).shape == (1, 24)
+
+
+def test_the_next_draft_begins_from_the_last_and_is_tried_on_prompts_of_its_own(place: Path) -> None:
+    assert runner.invoke(app, command(place, "first")).exit_code == 0
+    held = place / "held.json"
+    held.write_text('["whose is it?", "whom do we see?"]')
+    options = ["--start", str(place / "first"), "--held", str(held), "--minutes", "0.01", "--context", "64"]
+    paths = [str(place / "target"), "--prompts", str(place / "prompts.txt"), "--out", str(place / "second")]
+    result = runner.invoke(app, [*paths, *options, "--answer", "8", "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    card = json.loads((place / "second" / "card.json").read_text())
+    assert card["held_prompts"] == 2
+    assert card["start"] == str(place / "first")
+    assert card["draft_vocabulary"] == 24  # the first one's, not the default
+    first, second = (load_file(place / name / "draft_vocab.safetensors")["draft_vocab"] for name in ("first", "second"))
+    assert torch.equal(first, second)
+    assert (
+        len({name.split(".")[2] for name in load_file(place / "second" / "model.safetensors") if "layers" in name}) == 2
+    )
+    assert "may have been trained on" not in result.output
+    result = runner.invoke(app, command(place, "third", "--start", str(place / "first")))
+    assert "may have been trained on the prompts kept here: give --held FILE" in result.output
+
+
+def test_a_start_with_another_vocabulary_is_refused(place: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    other = checkpoint(place / "other")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(other)
+    tokenizer.add_tokens(["zz"])
+    tokenizer.save_pretrained(other)
+    result = runner.invoke(app, command(place, "none", "--start", str(other)))
+    assert result.exit_code == 2
+    assert "it has another vocabulary" in result.output
+
+
+def test_recorded_traffic_is_enough(place: Path) -> None:
+    """No prompts but those that were served: some are kept from training, the answers to the others are learned."""
+    fingerprint = models.vocabulary_fingerprint(models.load_tokenizer(str(place / "target")))
+    recorder = TrafficRecorder(place / "traffic" / "one.db", secret=b"0123456789abcdef", fingerprint=fingerprint)
+    for n in range(10):
+        recorder.offer(Served("me", (1, 3 + n, 4), (5, 6, 7)))
+    recorder.offer(Served("me", tuple(range(3, 30)) * 3, (5,)))  # does not fit
+    recorder.close()
+    options = ["--traffic", str(place / "traffic"), "--sampling-share", "0", "--out", str(place / "served")]
+    tail = ["--layers", "1", "--context", "64", "--answer", "8", "--minutes", "0.01", "--device", "cpu"]
+    result = runner.invoke(app, [str(place / "target"), *options, *tail])
+    assert result.exit_code == 0, result.output
+    card = json.loads((place / "served" / "card.json").read_text())
+    assert card["held_prompts"] == 2
+    assert card["sampled_tokens"] == 8 * 3 + 1
+    result = runner.invoke(app, [str(place / "target"), "--out", str(place / "none")])
+    assert result.exit_code == 2
+    assert "give --prompts, --traffic or both" in result.output
 
 
 def test_what_is_there_is_said_before_anything_is_loaded(place: Path) -> None:
@@ -95,7 +153,7 @@ def test_an_interrupt_is_answered_with_how_to_go_on(place: Path, monkeypatch: py
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(run.Trainer, "step", interrupted)
+        patch.setattr(training.Trainer, "step", interrupted)
         result = runner.invoke(app, command(place, "cut"))
     assert result.exit_code == 130
     assert "The same command goes on from here" in result.output

@@ -12,8 +12,10 @@ import torch
 from small_targets import EOS, VOCABULARY, llama, prompts, settings, target
 from transformers import AutoModelForCausalLM
 
-from actors.distillation import files, run
-from actors.distillation.run import Progress, distill
+from actors.distillation import files
+from actors.distillation.appraisal import RULES
+from actors.distillation.job import Progress
+from actors.distillation.run import distill
 from actors.distillation.student import build_student
 from actors.errors import ConfigError, PromptError
 
@@ -75,7 +77,7 @@ def test_the_checkpoint_is_an_ordinary_one(tmp_path: Path) -> None:
     assert int(vocabulary.max()) < VOCABULARY
     assert {p.name for p in out.iterdir()} >= {"config.json", "tokenizer.json", "card.json", "README.md"}
     assert json.loads((out / "card.json").read_text()) == json.loads(json.dumps(card))
-    assert {(row["rule"], row["temperature"]) for row in card["acceptance"]} == set(run.RULES)
+    assert {(row["rule"], row["temperature"]) for row in card["acceptance"]} == set(RULES)
     assert "48 token ids" in (out / "README.md").read_text()
     assert not (tmp_path / "draft.partial").exists()
 
@@ -140,7 +142,7 @@ def test_a_full_disk_is_said_and_costs_nothing(tmp_path: Path, name: str, monkey
             files.write_whole(path, data)
 
     with monkeypatch.context() as patch:
-        for module in ("run", "store", "export"):
+        for module in ("job", "training", "store", "export"):
             patch.setattr(f"actors.distillation.{module}.write_whole", Full())
         with pytest.raises(ConfigError, match=r"no space is left .* give the same command again"):
             distill(target(), prompts(), tmp_path / "draft", settings())

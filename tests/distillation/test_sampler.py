@@ -57,6 +57,26 @@ def test_sampling_is_reproducible_and_follows_p() -> None:
     assert float((counts - p).abs().sum()) / 2 < 0.101
 
 
+def test_a_shard_can_be_cut_short() -> None:
+    """Answers under way keep what they have, the others are left out; nothing is cut before there is a token."""
+    asked = [(p, 0.0) for p in prompts(7)]
+    whole = sampler(3).sample(asked, torch.Generator())
+    told: list[int] = []
+
+    def go_on(tokens: int) -> bool:
+        told.append(tokens)
+        return tokens < 20
+
+    cut = sampler(3).sample(asked, torch.Generator(), go_on)
+    assert told[-1] == sum(len(sample.answer) for sample in cut) >= 20
+    assert len(cut) < len(whole)
+    for short, long in zip(cut, whole, strict=False):
+        assert short.answer.tolist() == long.answer[: len(short.answer)].tolist()
+        assert torch.equal(short.top_ids, long.top_ids[: len(short.answer)])
+    one = sampler(3, prefill=2).sample(asked, torch.Generator(), lambda tokens: False)
+    assert [len(sample.answer) for sample in one] == [1]
+
+
 def test_an_answer_stops_at_the_end_of_the_context() -> None:
     (sample,) = sampler(1, context=10, answer=100).sample([((5, 6, 7), 1.0)], torch.Generator().manual_seed(0))
     assert len(sample) <= 10
