@@ -10,6 +10,7 @@
     │   └── UnknownModelError      a model name that is not served here
     ├── OverloadedError            no room now; try again later (HTTP 429)
     ├── UnavailableError           no replica can serve this now (HTTP 503)
+    │   └── IngressLostError       the process that was answering over HTTP was lost; asking again is safe
     ├── DeadlineError              the request's time limit passed (HTTP 504)
     └── EngineError                a replica failed in the middle of its work (HTTP 500)
 
@@ -95,6 +96,13 @@ class UnavailableError(OutriderError):
     type = "service_unavailable"
     code = "unavailable"
     retry_after = 2.0
+
+
+class IngressLostError(UnavailableError):
+    """The process that was answering over HTTP was lost. Nothing is kept of the answer; asking again is safe."""
+
+    code = "ingress_lost"
+    retry_after = 1.0
 
 
 class DeadlineError(OutriderError):

@@ -10,9 +10,8 @@ at fixed numbers unless told otherwise, so that a second cluster on the same mac
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.util import find_spec
 
 from actors.errors import ConfigError
@@ -32,15 +31,3 @@ def environment(free_port: Callable[[], int]) -> dict[str, str]:
         # For balancers that must be told of a replica's end first; here HAProxy is told by Serve.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
     }
-
-
-@contextlib.contextmanager
-def enabled(free_port: Callable[[], int]) -> Iterator[None]:
-    """Clusters that start inside this context use HAProxy. What the environment says already is kept."""
-    added = {name: value for name, value in environment(free_port).items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)

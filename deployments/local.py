@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from actors.errors import ConfigError
 from cluster.config import DeploymentConfig, Proxy
-from deployments import haproxy
+from deployments import haproxy, lost_ingress
 
 OBJECT_STORE_BYTES = 200 * 1024 * 1024
 """Everything that crosses an actor boundary is small; Ray's default would take a third of the memory."""
@@ -57,10 +57,23 @@ def ray_cluster(address: str | None = None, proxy: Proxy = "serve") -> Iterator[
     if ray.is_initialized():
         yield False
         return
-    with contextlib.ExitStack() as stack:
-        if proxy == "haproxy" and address is None:
-            stack.enter_context(haproxy.enabled(free_port))
-        yield stack.enter_context(_connected(address))
+    variables = dict[str, str]()
+    if address is None:
+        variables = lost_ingress.environment() | (haproxy.environment(free_port) if proxy == "haproxy" else {})
+    with exported(variables), _connected(address) as own:
+        yield own
+
+
+@contextlib.contextmanager
+def exported(variables: dict[str, str]) -> Iterator[None]:
+    """Processes that are started in this context find these variables. What the environment says already is kept."""
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 @contextlib.contextmanager

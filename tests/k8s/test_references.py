@@ -16,6 +16,7 @@ from built import K8S, OVERLAYS, ROOT, Document, build, groups, kinds, pods, ray
 
 from cluster.config import DeploymentConfig, load_config
 from cluster.manifests import COMPONENT, IMPORT_PATH
+from deployments import lost_ingress
 
 overlays = pytest.mark.parametrize("overlay", OVERLAYS)
 SECRETS = {"outrider-api-keys", "outrider-hub", "outrider-redis"}
@@ -52,6 +53,14 @@ def test_selectors_find_pods(overlay: str) -> None:
             selector = {"matchLabels": selector}
         if selector:
             assert any(selects(selector, pod.labels) for pod in everything), document["metadata"]["name"]
+
+
+@overlays
+def test_every_proxy_tells_clients_of_a_lost_ingress(overlay: str) -> None:
+    """A proxy runs on every node with a replica, and on the head."""
+    for name, group in groups(overlay).items():
+        variables = {one["name"]: one.get("value") for one in group["template"]["spec"]["containers"][0]["env"]}
+        assert lost_ingress.environment().items() <= variables.items(), name
 
 
 @overlays
