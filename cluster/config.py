@@ -65,7 +65,10 @@ class Health(Settings):
     ping_timeout_s: PositiveSeconds = 10.0
     """It does not answer for this long."""
     stuck_after_s: PositiveSeconds = 60.0
-    """Its model thread has work and has not moved for this long: longer than any pass, first compilations included."""
+    """Its model thread has work and has not moved for this long: longer than any pass, first compilations included.
+    Nor may it be silent for so long while it builds its model."""
+    start_timeout_s: PositiveSeconds = 300.0
+    """It gives no first sign of life for this long after it was placed; building its model has no limit."""
 
 
 class Tier(Settings):

@@ -26,7 +26,7 @@ from cluster import factory
 from cluster.config import DeploymentConfig
 from cluster.placement import TierName, actor_gpus, bundles
 from cluster.recorder import RayRecorder
-from cluster.supervision import Supervision
+from cluster.supervision import Construction, Supervision, built
 from cluster.traces import tracer_for
 from deployments.directory import NAMESPACE, actor_prefix
 
@@ -58,7 +58,7 @@ class TierReplica:
         self._replacing: asyncio.Task[None] | None = None
         self._actor = self._place()
         try:
-            self._card: ModelCard = await self._actor.card.remote()
+            self._card = await self._built()
         except Exception as error:
             raise RuntimeError(f"the {tier} model could not be built: {_first_line(error)}") from error
 
@@ -111,6 +111,15 @@ class TierReplica:
             ranks.append(actor.remote(f"{name}/{rank}", functools.partial(_make_share, self._config)))
         return ranks
 
+    async def _built(self) -> ModelCard:
+        """Wait for the actor's model. Raises what building it raised; EngineError when the actor stands still."""
+        health = self._settings.health
+        construction = Construction(time.monotonic(), health.start_timeout_s, health.stuck_after_s)
+        card: ModelCard = await built(
+            self._actor.card.remote(), self._ping, construction, time.monotonic, health.period_s
+        )
+        return card
+
     def _engine_settings(self) -> TargetSettings | DraftSettings:
         return self._config.resolved_target() if self._tier == "target" else self._config.resolved_draft()
 
@@ -126,19 +135,23 @@ class TierReplica:
 
         if self._given_up is not None:
             raise EngineError(self._given_up)
-        if self._replacing is not None:  # has its own end: it either succeeds or counts as the next death
+        if self._replacing is not None:  # it either succeeds, or stands still or fails and counts as the next death
             return
-        limit = self._settings.health.ping_timeout_s
         try:
-            ping = self._actor.ping.options(concurrency_group="health").remote(self._settings.health.stuck_after_s)
-            others = [rank.ping.remote() for rank in self._ranks]
-            await asyncio.wait_for(asyncio.gather(ping, *others), limit)
+            await self._ping()
         except TimeoutError:
-            self._replace(f"did not answer for {limit:g} s")
+            self._replace(f"did not answer for {self._settings.health.ping_timeout_s:g} s")
         except RayActorError:
             self._replace("died")
         except Exception as error:  # what the actor itself says of its model thread
             self._replace(_first_line(error))
+
+    async def _ping(self) -> None:
+        """Ask the actor and all its ranks. Raises TimeoutError, RayActorError, or what they say of themselves."""
+        health = self._settings.health
+        ping = self._actor.ping.options(concurrency_group="health").remote(health.stuck_after_s)
+        others = [rank.ping.remote() for rank in self._ranks]
+        await asyncio.wait_for(asyncio.gather(ping, *others), health.ping_timeout_s)
 
     def _replace(self, reason: str) -> None:
         pause = self._supervision.died(time.monotonic())
@@ -157,7 +170,7 @@ class TierReplica:
             self._kill()
             await asyncio.sleep(pause)
             self._actor = self._place()
-            await self._actor.card.remote()
+            await self._built()
         except Exception as error:
             self._replacing = None
             self._replace(f"its model could not be built again: {_first_line(error)}")
