@@ -40,6 +40,7 @@ class PassAccounts:
         self._starved = self._declined = self._inter_token = 0.0
         self._proposed = self._accepted = self._committed = self._held = 0.0
         self._passes, self._busy_s, self._rows = 0, 0.0, 0
+        self._ended = self._row_seconds = 0.0
         recorder.set(telemetry.SLOTS, settings.slots)
         recorder.set(telemetry.KV_POSITIONS, settings.slots * settings.context)
 
@@ -79,6 +80,7 @@ class PassAccounts:
             "slots": float(slots),
             "kv_share": scheduler.cached_positions / (slots * self._settings.context),
             "inter_token_s": self._inter_token if scheduler.active else 0.0,
+            "residence_s": self._row_seconds / self._ended if self._ended else 0.0,
             "starved": self._starved,
             "declined": self._declined,
         }
@@ -132,10 +134,17 @@ class PassAccounts:
             self._starved += _SMOOTHING * (report.starved / rows - self._starved)
             self._declined += _SMOOTHING * (report.declined / rows - self._declined)
             self._inter_token += _SMOOTHING * (whole * rows / committed - self._inter_token)
+            self._reside(rows * whole, sum(v.finish is not None for v in verdicts))
         if report.plain_seconds > 0 and report.seconds > 0 and verdicts:
             gain = (committed / report.seconds) / (len(verdicts) / report.plain_seconds)
             self._gain = gain if self._gain is None else self._gain + _SMOOTHING * (gain - self._gain)
             recorder.set(telemetry.SPECULATION_GAIN, self._gain)
+
+    def _reside(self, row_seconds: float, ended: int) -> None:
+        """Little's law over the last twenty or so sequences that ended: time in passes, over how many ended in it."""
+        kept = (1 - _SMOOTHING) ** ended
+        self._row_seconds = kept * self._row_seconds + row_seconds
+        self._ended = kept * self._ended + ended
 
 
 class StepAccounts:

@@ -152,11 +152,19 @@ class DraftActor(Replica[DraftMessage, OfferBatch]):
         }
 
     async def load(self) -> dict[str, float]:
-        """What the autoscaling policy of this tier goes by (cluster.autoscaling.DraftLoad)."""
-        return {"sessions": float(len(self._owners)), "slots": float(self._settings.slots)}
+        """What the autoscaling policy of this tier goes by (cluster.autoscaling.DraftLoad); empty until the model is
+        built."""
+        return self._load() if self._card is not None else {}
+
+    def _load(self) -> dict[str, float]:
+        return {
+            "sessions": float(len(self._owners)),
+            "slots": float(self._settings.slots),
+            "busy": self._busy_share.at(self._clock()),
+        }
 
     def _facts(self) -> dict[str, float]:
-        return {"sessions": float(len(self._owners)), "slots": float(self._settings.slots), **self._accounts.facts()}
+        return self._load() | self._accounts.facts()
 
     def _busy(self) -> bool:
         return bool(self._owners) and not self._frontier_empty

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Generic, TypeVar
 
+from actors.busy import BusyShare
 from actors.engines.protocol import ModelCard
 from actors.errors import EngineError, OutriderError
 from actors.links import LinkTable
@@ -47,6 +48,8 @@ class Replica(ABC, Generic[Mail, Result]):
         self._built = threading.Event()
         self._progress = 0
         self._moved_at = clock()
+        self._busy_share = BusyShare()
+        """Of the model thread."""
         self._links: LinkTable[Result] | None = None
         self._reaper: asyncio.Task[None] | None = None
         self._wires: WireServer | None = None
@@ -217,6 +220,7 @@ class Replica(ABC, Generic[Mail, Result]):
         if pause == 0.0:
             results = self._work()
             self._progress += 1
+            self._busy_share.worked(self._moved_at, self._clock())
             if self._links is not None:
                 self._links.publish(results)
             return

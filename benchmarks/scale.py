@@ -27,7 +27,8 @@ from actors.wire import Endpoint, WirePeer, WireServer
 from actors.words import WordCodec
 from cluster.autoscaling import DraftGoals, DraftLoad, TargetGoals, TargetLoad, draft_replicas, target_replicas
 from cluster.config import Health
-from cluster.traffic import PRESETS, replay, speed
+from cluster.replay import replay, speed
+from cluster.traffic import PRESETS
 from deployments.local import ray_cluster
 
 BATCH = 8

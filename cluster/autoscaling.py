@@ -35,6 +35,9 @@ class TargetGoals(Settings):
     """KV positions in use, at most."""
     inter_token_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Latency objective between tokens of one answer; None: none."""
+    backlog_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 20.0
+    """What waits is to be served within this time: while replicas start, far more piles up than is ever served at once
+    (Little's law: so many a second times the seconds that each takes)."""
     slack: Annotated[float, Field(ge=0, lt=1)] = 0.15
     """A replica is only given up if the rest would still be this far below the goals."""
     growth: Annotated[float, Field(gt=1, le=10)] = 4.0
@@ -51,6 +54,11 @@ class DraftGoals(Settings):
     """More passes without a proposal than this, and a draft is added."""
     starved_below: Annotated[float, Field(ge=0, lt=1)] = 0.03
     """Fewer, and one may go."""
+    busy_above: Share = 0.5
+    """Drafts that are less busy than this have time to spare: where passes find no proposal all the same, it is not for
+    want of drafts."""
+    busy: Share = 0.8
+    """Drafts that do not starve anyone may become as busy as this."""
     declined_above: Share = 0.9
     """The controllers turn down this share of proposals: speculation does not pay, as few drafts as allowed remain."""
     margin: Annotated[float, Field(ge=0, lt=1)] = 0.1
@@ -115,6 +123,8 @@ class TargetLoad:
     slots: float = 1.0
     kv_share: float = 0.0
     inter_token_s: float = 0.0
+    residence_s: float = 0.0
+    """Seconds that a sequence is decoded for, on average; 0: not known yet."""
     starved: float = 0.0
     """Share of rows that wanted a proposal and found none: the draft tier's business, seen from here."""
     declined: float = 0.0
@@ -123,10 +133,11 @@ class TargetLoad:
 
 @dataclass(frozen=True, slots=True)
 class DraftLoad:
-    """One draft replica: sequences it follows, and slots for them."""
+    """One draft replica: sequences it follows, slots for them, and the share of the time in which it drafted."""
 
     sessions: float = 0.0
     slots: float = 1.0
+    busy: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +169,10 @@ def target_replicas(
             return Decision(1, "requests wait and no target runs", memory)
         return Decision(current + starting, "no replica has reported yet", memory)
     slots = sum(load.slots for load in loads) / len(loads)
-    demand = sum(load.running + load.waiting for load in loads) + waiting_outside
+    # What waits is a stock, not a demand: it asks for the slots that it takes to serve it within `backlog_s`.
+    residence = _weighted([(load.residence_s, load.running) for load in loads])
+    share = min(1.0, residence / goals.backlog_s) if residence else 1.0
+    demand = sum(load.running + share * load.waiting for load in loads) + waiting_outside
     wanted = demand / (slots * goals.utilisation)
     reason = f"{demand:.0f} sequences for {slots:.0f} slots a replica"
     held = current + starting
@@ -213,20 +227,28 @@ def draft_replicas(
     slots = sum(load.slots for load in loads) / len(loads)
     wanted = sum(load.sessions for load in loads) / (slots * goals.utilisation)
     reason = "sequences per draft"
-    if starved > goals.starved_above and not starting and memory.settled(now):
+    busy = _mean([load.busy for load in loads])
+    if starved > goals.starved_above and busy < goals.busy_above:
+        wanted = max(wanted, float(current))
+        reason = "passes find no proposal, though drafts have time to spare"
+    elif starved > goals.starved_above and not starting and memory.settled(now):
         memory = memory.starving(now, running / max(1, current))
         wanted = max(wanted, current * (1 + starved))
         reason = f"{starved:.0%} of passes found no proposal"
     elif starved > goals.starved_below:
         wanted = max(wanted, float(current))
         reason = "starvation within bounds"
-    else:  # where it is not known how many it takes, one less is tried
-        wanted = wanted if memory.starved_at < math.inf else max(wanted, current - 1.0)
+    else:  # where it is not known how many it takes, one less is tried, or as many as are idle
+        if memory.starved_at == math.inf:
+            idle = current * busy / goals.busy if memory.settled(now) else float(current)
+            wanted = max(wanted, min(current - 1.0, idle))
         reason = "proposals are ready with room to spare"
     clear = running / (memory.starved_at * (1 - goals.margin))
     least = clear if clear > current else min(float(current), clear / (1 - goals.slack))
     if least > wanted:
         wanted, reason = least, "fewer starved at this load"
+    if wanted > max(1.0, running):  # one sequence is one draft's work
+        wanted, reason = max(1.0, running), "a draft for each sequence"
     return _settle(wanted, current, starting, goals.growth, 0.0, reason, memory)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import typer
 
 from actors.errors import ConfigError
-from cluster.traffic import PRESETS, TrafficInput, TrafficResult, replay
+from cluster.replay import TrafficResult, replay
+from cluster.traffic import PRESETS, TrafficInput
 
 LINES = 12
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.autoscaling import (
+    Decision,
     DraftGoals,
     DraftLoad,
     Memory,
@@ -52,6 +53,21 @@ def test_latency_asks_for_more_but_not_twice() -> None:
     assert target_replicas(slow, 4, 2, 0, goals).replicas <= 6
 
 
+def test_what_waits_is_a_stock_to_be_served_within_a_time() -> None:
+    """Two replicas of 16 slots are full and 200 wait. Sequences take 4 s, so 10 slots serve 2.5 of them a second: the
+    200 within 20 s need 40 slots, and those that run 32 more. 72 of 12.8 each are 5.6. Without knowing how long they
+    take all 232 would count, which are 18.1."""
+
+    def full(residence_s: float) -> list[TargetLoad]:
+        return [TargetLoad(running=16, waiting=100, slots=16, residence_s=residence_s)] * 2
+
+    goals = TargetGoals(utilisation=0.8, growth=10, backlog_s=20)
+    assert target_replicas(full(4.0), 2, 0, 0, goals).replicas == 6
+    assert target_replicas(full(0.0), 2, 0, 0, goals).replicas == 19
+    # Those that take longer than that hold a slot each, whatever is asked for.
+    assert target_replicas(full(60.0), 2, 0, 0, goals).replicas == 19
+
+
 def test_from_zero_a_waiting_request_brings_one() -> None:
     assert target_replicas([], 0, 0, 1, GOALS).replicas == 1
     assert target_replicas([], 0, 1, 1, GOALS).replicas == 1
@@ -68,6 +84,69 @@ def test_drafts_follow_starvation_and_vanish_when_turned_down() -> None:
     assert decide(starved=0.01) == 3
     assert decide(starved=0.01, declined=0.95) == 0
     assert decide(starved=0.0, running=0) == 0
+
+
+NOTHING_KNOWN = Memory()
+
+
+def drafting(
+    starved: float, busy: float, current: int = 4, running: float = 40, memory: Memory = NOTHING_KNOWN
+) -> Decision:
+    """One target with that many sequences, which these drafts share."""
+    targets = [TargetLoad(running=running, slots=64, starved=starved)]
+    followers = [DraftLoad(sessions=running / current, slots=64, busy=busy)] * current
+    return draft_replicas(followers, targets, current, 0, DRAFT, memory, 100.0)
+
+
+def test_passes_that_starve_beside_idle_drafts_ask_for_none() -> None:
+    """Links or long prompts are to blame then; and nothing is learnt about how many sequences a draft can follow."""
+    idle = drafting(starved=0.5, busy=0.3)
+    assert (idle.replicas, idle.memory.starved_at) == (4, math.inf)
+    busy = drafting(starved=0.5, busy=0.9)
+    assert (busy.replicas, busy.memory.starved_at) == (6, 10.0)
+
+
+def test_as_many_drafts_go_as_are_idle() -> None:
+    # 8 drafts at 20 % do the work of 1.6, of two at 80 %; at 75 % of 7.5, and one less is tried.
+    assert drafting(starved=0.0, busy=0.20, current=8).replicas == 2
+    assert drafting(starved=0.0, busy=0.75, current=8).replicas == 7
+    # Just come to 8, the mean is about the size before: one at most.
+    just = Memory(replicas=6, since=0.0).looked(90.0, 8)
+    assert drafting(starved=0.0, busy=0.20, current=8, memory=just).replicas == 7
+
+
+def test_no_more_drafts_than_sequences() -> None:
+    assert drafting(starved=0.9, busy=1.0, current=4, running=5).replicas == 5
+    assert drafting(starved=0.9, busy=1.0, current=4, running=4).replicas == 4
+
+
+@given(st.integers(0, 200), st.integers(0, 50), st.floats(0, 1e4), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
+def test_drafts_are_never_many_at_once_and_never_negative(current, starting, running, starved, declined, busy) -> None:
+    targets = [TargetLoad(running=running / 4, slots=64, starved=starved, declined=declined)] * 4
+    followers = [DraftLoad(sessions=8, slots=64, busy=busy)] * current
+    replicas = draft_replicas(followers, targets, current, starting, DRAFT).replicas
+    assert 0 <= replicas <= max(current + starting, current + 1, math.floor(current * DRAFT.growth))
+
+
+@given(st.floats(1, 500), st.floats(2, 60), st.integers(0, 100))
+def test_a_constant_load_of_drafting_converges_and_stays(running: float, follows: float, start: int) -> None:
+    """A draft keeps up with `follows` sequences; replicas come at once and are looked at every ten minutes. Sizes stand
+    still but for one look an hour, and what they settle at starves nobody beyond the goal."""
+    current, memory, seen, starved = start, Memory(), [], 0.0
+    for look in range(60):
+        now = 600.0 * look
+        starved = max(0.0, 1 - current * follows / running)
+        busy = min(1.0, running / (current * follows)) if current else 0.0
+        targets = [TargetLoad(running=running, slots=1000, starved=starved)]
+        followers = [DraftLoad(min(64.0, running / max(1, current)), 1000, busy)] * current
+        decision = draft_replicas(followers, targets, current, 0, DRAFT, memory, now)
+        current, memory = min(256, decision.replicas), decision.memory
+        seen.append(current)
+    tail = seen[40:]
+    assert max(tail) - min(tail) <= 1
+    # Three hours, each with one look whether one less would do, and back where it would not.
+    assert sum(a != b for a, b in itertools.pairwise(tail)) <= 3 * 2
+    assert max(tail) * follows >= running * (1 - DRAFT.starved_above) - 1e-6
 
 
 def test_drafts_come_back_from_zero() -> None:

@@ -26,7 +26,14 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> MemoryRecorder:
 
 def context(running: float, **more: Any) -> Any:
     """One target replica of ten slots with so many sequences, in a tier of one to three."""
-    load = {"running": running, "waiting": 0.0, "slots": SLOTS, "kv_share": 0.0, "inter_token_s": 0.0}
+    load = {
+        "running": running,
+        "waiting": 0.0,
+        "slots": SLOTS,
+        "kv_share": 0.0,
+        "inter_token_s": 0.0,
+        "residence_s": 0.0,
+    }
     load |= {"starved": 0.0, "declined": 0.0}
     facts = {
         "app_name": "a",

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from actors.engines.emulated_presets import TargetSpec
 from cluster.autoscaling import FORGET_S
 from cluster.config import Autoscaling
-from cluster.traffic import PRESETS, Burst, TierTraffic, TrafficInput, TrafficResult, replay, speed
+from cluster.replay import TrafficResult, replay, speed
+from cluster.traffic import PRESETS, Burst, TierTraffic, TrafficInput
 
 HOUR = 3600.0
 
