@@ -26,8 +26,9 @@ from deployments import faults, trial
 from deployments.checked_load import CheckedLoad, Told
 from deployments.local import application, free_port, ray_cluster
 from deployments.remote import HttpService
-from deployments.victims import KINDS, Victim, find
+from deployments.victims import KINDS, Kind, Victim, find
 
+WATCHED: tuple[Kind, ...] = (*KINDS, "proxy")
 PERIOD_S = 5.0
 NAME = "soak"
 
@@ -56,7 +57,7 @@ async def watch(tracks: dict[int, Track], stop: asyncio.Event) -> None:
     """Sample until told to stop. Frozen processes do not answer who they are, and keep their former name."""
     began, known = time.monotonic(), dict[int, Victim]()
     while not stop.is_set():
-        for found in await asyncio.gather(*(find(NAME, kind) for kind in KINDS)):
+        for found in await asyncio.gather(*(find(NAME, kind) for kind in WATCHED)):
             known.update({victim.pid: victim for victim in found})
         await asyncio.to_thread(sample, tracks, list(known.values()), time.monotonic() - began)
         try:
@@ -97,8 +98,8 @@ def plot(tracks: dict[int, Track], path: Path) -> None:
     mpl.use("agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(2, len(KINDS), figsize=(3.2 * len(KINDS), 6), sharex=True, squeeze=False)
-    for column, kind in enumerate(KINDS):
+    figure, axes = pyplot.subplots(2, len(WATCHED), figsize=(3.2 * len(WATCHED), 6), sharex=True, squeeze=False)
+    for column, kind in enumerate(WATCHED):
         for track in tracks.values():
             if track.kind == kind:
                 times = [at / 60 for at, *_ in track.samples]
@@ -119,12 +120,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--pass-ms", type=float, help="of a target pass, instead of what one core can carry")
     parser.add_argument("--fault-every", type=float, default=30.0, help="seconds")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/out"))
     given = parser.parse_args()
     console = Console()
     console.width = max(console.width, 110)
-    config = trial.config(NAME, free_port(), given.streams)
+    config = trial.config(NAME, free_port(), given.streams, given.pass_ms)
     freeze = trial.freeze_s(config)
     with ray_cluster(), application(config) as url:
         tracks, told = asyncio.run(soak(url, given.minutes, given.streams, given.fault_every, freeze, console))

@@ -25,12 +25,14 @@ TOKENS = 40
 POLL_S = 0.1
 
 
-def config(name: str, port: int, streams: int, **changes: Any) -> DeploymentConfig:
-    """Two of everything. Passes are as long as it takes for one core to carry that many streams.
+def config(name: str, port: int, streams: int, pass_ms: float | None = None, **changes: Any) -> DeploymentConfig:
+    """Two of everything.
 
+    pass_ms: of a target pass; None makes it as long as it takes for one core to carry that many streams.
     changes: top-level sections of the configuration, merged into these.
     """
-    pass_ms = max(60.0, 7.0 * streams)
+    if pass_ms is None:
+        pass_ms = max(60.0, 7.0 * streams)
     stall_s = max(2.0, 3 * pass_ms / 1e3)
     health = {"period_s": 1.0, "ping_timeout_s": stall_s + 6.0, "stuck_after_s": stall_s + 6.0}
     raw: dict[str, Any] = {

@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from deployments.directory import NAMESPACE, actor_prefix
 
-Kind = Literal["target actor", "draft actor", "target replica", "draft replica", "orchestrator", "ingress"]
+Kind = Literal["target actor", "draft actor", "target replica", "draft replica", "orchestrator", "ingress", "proxy"]
+"""The proxy is Ray Serve's own, one a node, and serves all applications."""
 KINDS: tuple[Kind, ...] = (
     "target actor",
     "draft actor",
@@ -22,6 +23,7 @@ KINDS: tuple[Kind, ...] = (
     "orchestrator",
     "ingress",
 )
+"""Those of the application itself."""
 _DEPLOYMENTS = {
     "target replica": "TargetTier",
     "draft replica": "DraftTier",
@@ -51,6 +53,8 @@ async def find(application: str, kind: Kind) -> list[Victim]:
 
     if kind in ("target actor", "draft actor"):
         namespace, prefix = NAMESPACE, actor_prefix(application, kind.split()[0])
+    elif kind == "proxy":
+        namespace, prefix = "serve", "SERVE_PROXY_ACTOR"
     else:
         namespace, prefix = "serve", f"SERVE_REPLICA::{application}#{_DEPLOYMENTS[kind]}#"
     actors = await asyncio.to_thread(list_named_actors, all_namespaces=True)
