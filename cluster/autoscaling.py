@@ -35,9 +35,8 @@ class TargetGoals(Settings):
     """KV positions in use, at most."""
     inter_token_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Latency objective between tokens of one answer; None: none."""
-    backlog_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 20.0
-    """What waits is to be served within this time: while replicas start, far more piles up than is ever served at once
-    (Little's law: so many a second times the seconds that each takes)."""
+    backlog_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
+    """A large number that waits is to be served within this time."""
     slack: Annotated[float, Field(ge=0, lt=1)] = 0.15
     """A replica is only given up if the rest would still be this far below the goals."""
     growth: Annotated[float, Field(gt=1, le=10)] = 4.0
@@ -169,10 +168,8 @@ def target_replicas(
             return Decision(1, "requests wait and no target runs", memory)
         return Decision(current + starting, "no replica has reported yet", memory)
     slots = sum(load.slots for load in loads) / len(loads)
-    # What waits is a stock, not a demand: it asks for the slots that it takes to serve it within `backlog_s`.
-    residence = _weighted([(load.residence_s, load.running) for load in loads])
-    share = min(1.0, residence / goals.backlog_s) if residence else 1.0
-    demand = sum(load.running + share * load.waiting for load in loads) + waiting_outside
+    running = sum(load.running for load in loads)
+    demand = running + _asked_for(loads, slots * current, goals) + waiting_outside
     wanted = demand / (slots * goals.utilisation)
     reason = f"{demand:.0f} sequences for {slots:.0f} slots a replica"
     held = current + starting
@@ -190,6 +187,18 @@ def target_replicas(
         elif slow * (1 + goals.slack) > current > wanted:
             wanted, reason = float(current), "latency between tokens near its objective"
     return _settle(wanted, current, starting, goals.growth, goals.slack, reason, memory)
+
+
+def _asked_for(loads: Sequence[TargetLoad], capacity: float, goals: TargetGoals) -> float:
+    """Slots that the waiting sequences ask for. They are a stock, not a demand: while replicas start, far more piles up
+    than is ever served at once. As many as the tier holds are met with a slot each; of more only as many as it takes
+    to serve them within `backlog_s`, at what each takes now (Little's law). capacity: slots of the tier.
+    """
+    waiting = sum(load.waiting for load in loads)
+    residence = _weighted([(load.residence_s, load.running) for load in loads])
+    if not residence:
+        return waiting
+    return min(waiting, max(capacity, waiting * residence / goals.backlog_s))
 
 
 def draft_replicas(

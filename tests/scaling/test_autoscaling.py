@@ -58,12 +58,14 @@ def test_what_waits_is_a_stock_to_be_served_within_a_time() -> None:
     200 within 20 s need 40 slots, and those that run 32 more. 72 of 12.8 each are 5.6. Without knowing how long they
     take all 232 would count, which are 18.1."""
 
-    def full(residence_s: float) -> list[TargetLoad]:
-        return [TargetLoad(running=16, waiting=100, slots=16, residence_s=residence_s)] * 2
+    def full(residence_s: float, waiting: float = 100) -> list[TargetLoad]:
+        return [TargetLoad(running=16, waiting=waiting, slots=16, residence_s=residence_s)] * 2
 
     goals = TargetGoals(utilisation=0.8, growth=10, backlog_s=20)
     assert target_replicas(full(4.0), 2, 0, 0, goals).replicas == 6
     assert target_replicas(full(0.0), 2, 0, 0, goals).replicas == 19
+    # A few, no more than the 32 slots that there are, count in full: 32 and 20 of 12.8 each are 4.06.
+    assert target_replicas(full(4.0, waiting=10), 2, 0, 0, goals).replicas == 5
     # Those that take longer than that hold a slot each, whatever is asked for.
     assert target_replicas(full(60.0), 2, 0, 0, goals).replicas == 19
 
