@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -83,9 +84,10 @@ class _Pass:
         return self._race
 
     def choose_all(self, blocks: Sequence[Block], grammars: Sequence[Grammar | None] | None) -> dict[int, list[int]]:
-        """Off the CPU, where a launch costs more than arithmetic: all simple blocks' choices in one go, by block."""
-        if self.on_cpu:
-            return {}
+        """All simple blocks' choices in one go, by block: a launch, or a call, costs more than a row's arithmetic.
+
+        Noise costs more than a call, so on a CPU rows that need it are worked on as far as they are asked for.
+        """
         numbers: list[int] = []
         rows: list[int] = []
         temperatures: list[float] = []
@@ -93,8 +95,8 @@ class _Pass:
         start = 0
         for number, block in enumerate(blocks):
             free = grammars is None or grammars[number] is None
-            if free and _is_simple(block):
-                greedy = block.sampling.greedy
+            greedy = block.sampling.greedy
+            if free and _is_simple(block) and (greedy or not self.on_cpu):
                 numbers.append(number)
                 rows.extend(range(start, start + len(block.drafts) + 1))
                 for i in range(len(block.drafts) + 1):
@@ -108,8 +110,7 @@ class _Pass:
             heat = torch.tensor(temperatures, dtype=scores.dtype, device=scores.device)[:, None]
             source = NoiseSource(self.size, scores.dtype, len(rows), scores.device)
             scores = torch.addcmul(scores, source.negated(keys), heat, value=-1)
-        best, tokens = scores.max(-1)
-        chosen = torch.where(best.isfinite(), tokens, -1).tolist()
+        chosen = self._best(scores)
         ready: dict[int, list[int]] = {}
         at = 0
         for number in numbers:
@@ -117,6 +118,17 @@ class _Pass:
             ready[number] = chosen[at : at + count]
             at += count
         return ready
+
+    def _best(self, scores: Tensor) -> list[int]:
+        """The best token of each row [N, V]; -1 where it has no finite score."""
+        if self.on_cpu:  # NumPy's argmax is vectorised, torch's on a CPU is not
+            rows = scores.numpy()
+            places = rows.argmax(-1)
+            finite = np.isfinite(rows[np.arange(len(rows)), places])
+            found: list[int] = np.where(finite, places, -1).tolist()
+            return found
+        best, tokens = scores.max(-1)
+        return list(torch.where(best.isfinite(), tokens, -1).tolist())
 
 
 def _is_simple(block: Block) -> bool:
