@@ -53,6 +53,10 @@ class PassFacts:
     plain_seconds: float = 0.0
 
 
+SILENT = 64
+"""Passes without any drafts after which none are expected."""
+
+
 class Desk:
     """Drafts for the sequences of one engine. Thread-safe.
 
@@ -80,6 +84,8 @@ class Desk:
         self.overhead_s: deque[float] = deque(maxlen=4096)
         """What the exchange took the engine, per pass, without what was spent holding the pass for drafts."""
         self._held = 0.0
+        self._offered_in = 0
+        """The pass in which drafts came last."""
 
     # -- sequences ------------------------------------------------------------------------------------------------
 
@@ -97,12 +103,14 @@ class Desk:
             if self._sequences.pop(sequence, None) is not None:
                 self._mailbox.close(sequence)
                 self._controller.forget(sequence)
+                self._changed.notify_all()  # a pass is not held for it any more
 
     def offer(self, batch: OfferBatch) -> None:
         """Drafts have come."""
         with self._changed:
             now = self._clock()
             for sequence in self._mailbox.offer(batch):
+                self._offered_in = self.passes
                 self._controller.observe_offer(now, sequence)
             self._changed.notify_all()
 
@@ -136,6 +144,11 @@ class Desk:
         return bool(self._failed)
 
     @property
+    def longest_hold_s(self) -> float:
+        """No answer takes longer than this and the answering itself."""
+        return self._settings.lookahead.max_wait_ms / 1e3
+
+    @property
     def positions(self) -> int:
         """Prompt and committed tokens of all sequences."""
         with self._changed:
@@ -153,10 +166,11 @@ class Desk:
                 self._file(decided)
             self._controller.observe_pass(end.tokens, end.rows, end.seconds)
             wanting = [name for name in end.waiting if self._room(name) > 0]
-            self._held = self._hold(wanting, len(end.waiting) - len(wanting))
+            hopeful = [] if self._controller.is_off else wanting
+            self._held = self._hold(hopeful, len(end.waiting) - len(hopeful))
             proposals = self._propose(wanting, len(end.waiting))
             self._count(end, began)
-            return Answer(end.number, proposals)
+            return Answer(end.number, proposals, quiet=not proposals and self._is_quiet())
 
     def _file(self, decided: Decided) -> None:
         state = self._sequences.get(decided.sequence)
@@ -197,11 +211,16 @@ class Desk:
         proposals: dict[str, Proposal] = {}
         for name, path in paths.items():
             k, state = lookahead[name], self._sequences[name]
-            state.declined, state.starved = k == 0 and bool(path.tokens), not path.tokens
+            state.declined = k == 0 if path.tokens else self._controller.is_off
+            state.starved = not path.tokens and not state.declined
             state.confidences = path.confidences[:k]
             if k:
                 proposals[name] = Proposal(path.tokens[:k], path.confidences[:k], path.supports[:k])
         return proposals
+
+    def _is_quiet(self) -> bool:
+        """Nobody drafts, or what is drafted is not worth verifying. What changes that is noticed a pass later."""
+        return self.passes - self._offered_in > SILENT or self._controller.is_off
 
     def _room(self, name: str) -> int:
         """Most draft tokens worth verifying: a pass commits one token more than it accepts."""

@@ -140,8 +140,8 @@ class Verdict:
     accepted: how many of them were draft tokens; the one after is a correction (accepted < proposed), a bonus
         (accepted == proposed > 0) or plain (nothing was proposed). A stop inside the block cuts `tokens` short.
     margins: distance between the two best scores at each token, when asked for (to detect near-ties).
-    declined: drafts were at hand and the lookahead controller found none worth verifying, so the draft should do no
-        more than keep up.
+    declined: drafts were at hand and the lookahead controller found none worth verifying, or there were none and it has
+        not found any worth it for a while; so the draft should do no more than keep up.
     """
 
     sequence: str

@@ -1,7 +1,8 @@
 """What an engine that schedules itself said, put together with what the exchange reported of it.
 
 The engine's words are what was committed. The reports say how they came about: which pass said what, how much of it
-was drafts. Words of several passes may come together, and a report may be lost; then the words go out without it.
+was drafts. Words of several passes may come together, and a report may be lost; then the words go out without it, and
+count as decoded plainly.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def verdicts(sequence: str, position: int, said: Said, ruling: Callable[[int], R
     left, alternatives = said.tokens, said.alternatives
     while left or said.finish is not None:
         count = len(left)
-        proposed = accepted = max(count - 1, 0)  # all but the last can only have been drafts
+        proposed = accepted = 0  # words of several passes may come together: how many were drafts, nobody knows
         margins: tuple[float, ...] = ()
         declined = False
         ruled = ruling(position)

@@ -77,7 +77,7 @@ class _Turn:
     decide: bool
     proposal: Proposal = NOTHING
     declined: bool = False
-    """Drafts were at hand and not worth verifying."""
+    """Drafts were at hand and not worth verifying, or would not have been."""
 
     @property
     def prompt(self) -> int:
@@ -235,7 +235,8 @@ class Scheduler:
         for name, path in paths.items():
             k, turn = lookahead[name], turns[name]
             cut = Proposal(path.tokens[:k], path.confidences[:k], path.supports[:k])
-            turns[name] = replace(turn, proposal=cut, declined=k == 0 and bool(path.tokens))
+            declined = k == 0 if path.tokens else self._controller.is_off
+            turns[name] = replace(turn, proposal=cut, declined=declined)
         return list(turns.values())
 
     def _verify(self, turns: list[_Turn]) -> list[Outcome | None]:

@@ -20,7 +20,7 @@ from actors.messages import Expansion, OfferBatch, Opening, prefix_key
 from actors.settings import LookaheadSettings, SamplingSettings, TargetSettings
 
 if TYPE_CHECKING:
-    from actors.vllm_target import VllmModel
+    from actors.vllm_runtime import VllmModel
 
 COUNT = 12
 LIMIT_S = 300.0

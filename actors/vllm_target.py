@@ -12,8 +12,6 @@ import asyncio
 import dataclasses
 import itertools
 import logging
-import os
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,12 +19,11 @@ from dataclasses import dataclass
 from actors.accounts import PassAccounts
 from actors.algorithms.grammar import GrammarCompiler
 from actors.desk import Desk
-from actors.engines.exchange import Answer, ExchangeServer, PassEnd
 from actors.engines.openings import check_opening
 from actors.engines.protocol import ModelCard
-from actors.engines.vllm_engine import Said, VllmEngine, VllmPlan
+from actors.engines.vllm_engine import Said, VllmEngine
 from actors.engines.vllm_requests import plain_request, request, room
-from actors.errors import ConfigError, EngineError, InvalidSettingError, OutriderError, OverloadedError
+from actors.errors import EngineError, InvalidSettingError, OutriderError, OverloadedError
 from actors.messages import Cancel, OfferBatch, Opening, Pulse, TargetMessage, Verdict, VerdictBatch
 from actors.replica import Replica
 from actors.rulings import verdicts
@@ -34,33 +31,9 @@ from actors.scheduler import PassReport, Ruling
 from actors.settings import TargetSettings
 from actors.telemetry import Recorder
 from actors.tracing import NO_TRACES, Tracer
-from actors.vllm_check import check
-from actors.wire import node_address
+from actors.vllm_runtime import VllmModel, VllmRuntime
 
 logger = logging.getLogger(__name__)
-
-GRACE_S = 0.05
-"""What the first rank waits for an answer beyond the longest hold."""
-
-
-@dataclass(frozen=True, slots=True)
-class VllmModel:
-    """What a vLLM target is made of.
-
-    tokenizer: JSON of the tokenizer, for grammars. spread: the ranks may be on several nodes (vLLM's Ray executor).
-    plain_if_incompatible: when the start-up check fails, decode without speculation instead of refusing to start.
-    tolerance: distance between two best scores that counts as a near-tie in the start-up check, in units of logits.
-    """
-
-    name: str
-    plan: VllmPlan
-    vocabulary: int
-    eos: tuple[int, ...] = ()
-    fingerprint: str = ""
-    tokenizer: str | None = None
-    spread: bool = False
-    plain_if_incompatible: bool = False
-    tolerance: float = 1e-3
 
 
 @dataclass(slots=True, eq=False)
@@ -101,93 +74,42 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
         """Verdicts that need no vLLM."""
         self._queue_seconds: list[float] = []
         self._said_at = clock()
-        self._engine: VllmEngine | None = None
-        self._exchange: ExchangeServer | None = None
+        self._runtime: VllmRuntime | None = None
         self._accounts: PassAccounts | None = None
-        self.speculates = True
-        """False when the start-up check failed and the configuration prefers plain decoding to none."""
         super().__init__(name, clock)
 
     # -- building --------------------------------------------------------------------------------------------------
 
     def _prepare(self) -> ModelCard:
-        model = self._model = self._make_model()
-        self._desk = self._answering = Desk(self._settings, model.vocabulary, self._clock, self._nudge)
-        try:
-            self._grammars = _grammars(model)
-            self._build(model)
-        except BaseException:
-            self._release()
-            raise
-        self._accounts = PassAccounts(self._recorder, self._settings)
-        settings = self._settings
+        model, settings = self._make_model(), self._settings
+        self._model = model
+        self._desk = self._make_desk(model)
+        self._grammars = _grammars(model)
+        tokenizer = model.tokenizer if self._grammars is not None else None
+        self._runtime = VllmRuntime(model, settings, self._desk, tokenizer, self._nudge)
+        if self._stopping:  # it took longer than whoever stopped this actor waited
+            self._runtime.close()
+        self._accounts = PassAccounts(self._recorder, settings)
         return ModelCard(model.name, model.vocabulary, settings.context, settings.slots, model.eos, model.fingerprint)
 
-    def _build(self, model: VllmModel) -> None:
-        self._engine = VllmEngine(model.plan, self._nudge)
-        size = int(self._engine.config.model_config.get_vocab_size())
-        if size != model.vocabulary:
-            raise ConfigError(f"vLLM's {model.name} has {size} token ids, its checkpoint says {model.vocabulary}")
-        if model.plan.lookahead is None:
-            self.speculates = False
-            return
-        try:
-            self._connect(model, self._engine)
-            check(self._engine, self._answer_with, model, self._settings)
-        except EngineError as error:
-            if not model.plain_if_incompatible:
-                raise ConfigError(
-                    f"vLLM's internals are not as they were, so drafts cannot be verified: {error}", "target.engine"
-                ) from error
-            logger.error("DECODING WITHOUT SPECULATION AND WITHOUT COUPLED NOISE: %s", error)
-            self._release()
-            self.speculates = False
-            self._engine = VllmEngine(dataclasses.replace(model.plan, lookahead=None), self._nudge)
-        self._answer_with(self._desk)
-
-    def _connect(self, model: VllmModel, engine: VllmEngine) -> None:
-        server = ExchangeServer(self._answer, node_address() if model.spread else None)
-        self._exchange = server
-        brief = {
-            "address": server.address,
-            "secret": server.secret,
-            "patience_s": self._settings.lookahead.max_wait_ms / 1e3 + GRACE_S,
-            "rule": self._settings.rule,
-            "eos": list(model.eos),
-            "vocabulary": model.vocabulary,
-            "tokenizer": model.tokenizer if self._grammars is not None else None,
-            "owner": [socket.gethostname(), os.getpid()],
-        }
-        try:
-            reached = engine.tell_workers("take_brief", brief)
-        except Exception as error:  # whatever vLLM makes of an error in a worker
-            raise EngineError(str(error)) from error
-        if not all(reached):
-            raise EngineError("vLLM's first rank does not reach the mailbox")
-
-    def _answer(self, end: PassEnd) -> Answer:
-        return self._answering.answer(end)
-
-    def _answer_with(self, desk: Desk) -> None:
-        self._answering = desk
-
-    def _release(self) -> None:
-        if self._exchange is not None:
-            self._exchange.close()
-            self._exchange = None
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
+    def _make_desk(self, model: VllmModel) -> Desk:
+        return Desk(self._settings, model.vocabulary, self._clock, self._nudge)
 
     async def stop(self) -> None:
         """End the model thread, all streams and vLLM's processes."""
         await super().stop()
-        await asyncio.to_thread(self._release)
+        if self._runtime is not None:
+            await asyncio.to_thread(self._runtime.close)
+
+    @property
+    def speculates(self) -> bool:
+        """False when the start-up check failed and the configuration prefers plain decoding to none."""
+        return self._runtime is None or self._runtime.speculates
 
     @property
     def _vllm(self) -> VllmEngine:
-        assert self._engine is not None  # the model thread runs nothing else before _prepare
-        return self._engine
+        assert self._runtime is not None  # the model thread runs nothing else before _prepare
+        return self._runtime.engine
 
     # -- what comes in ---------------------------------------------------------------------------------------------
 
@@ -340,8 +262,8 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
 
     def lose_mailbox(self) -> None:
         """Close the exchange, as if the mailbox had died; vLLM goes on without drafts. For drills."""
-        if self._exchange is not None:
-            self._exchange.close()
+        if self._runtime is not None:
+            self._runtime.lose_mailbox()
 
     def _pulse(self) -> Pulse:
         """A pass is progress, also where it says nothing (part of a long prompt)."""
@@ -354,8 +276,8 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
 
     async def ping(self, stuck_after_s: float = 60.0) -> str:
         """Health: raises EngineError when vLLM died, or has work and ended no pass for that long."""
-        if self._engine is not None and self._engine.failure is not None:
-            raise EngineError(f"{self._name}: vLLM died: {self._engine.failure}")
+        if self._runtime is not None and self._runtime.failure is not None:
+            raise EngineError(f"{self._name}: vLLM died: {self._runtime.failure}")
         passes, now = self._desk.passes if self._built.is_set() else 0, self._clock()
         seen, since = getattr(self, "_seen", (-1, now))
         if passes != seen or not self._sequences:

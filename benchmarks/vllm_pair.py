@@ -28,9 +28,10 @@ from actors.links import LocalPeer
 from actors.messages import GenerationRequest
 from actors.orchestrator import Orchestrator
 from actors.settings import DraftSettings, LookaheadSettings, OrchestratorSettings, SamplingSettings, TreeSettings
-from actors.telemetry import MemoryRecorder
+from actors.telemetry import MemoryRecorder, Recorder
 from actors.tier import StaticDirectory
-from actors.vllm_target import VllmModel, VllmTargetActor
+from actors.vllm_runtime import VllmModel
+from actors.vllm_target import VllmTargetActor
 from benchmarks.cpu_block import provenance
 from benchmarks.scripted import Script, ScriptedDraft
 from cluster import factory, models, weights
@@ -43,7 +44,7 @@ CONFIG = {
     "draft": {"settings": {"slots": SLOTS, "context": CONTEXT}},
 }
 CORES = sorted(os.sched_getaffinity(0))[:2]
-"""The first is the target's, the last the remote draft's."""
+"""The first is the target's, the last everybody else's: the remote draft's, the actors' and the orchestrator's."""
 
 
 @dataclass
@@ -70,17 +71,20 @@ class Way:
     cores: str = str(CORES[0])
     saturate: bool = False
     draft_settings: DraftSettings = field(default_factory=lambda: DraftSettings(slots=SLOTS, context=CONTEXT))
+    lookahead: LookaheadSettings | None = None
+    """None: adaptive, up to what the model's plan allows."""
 
 
 @asynccontextmanager
-async def running(way: Way, config: DeploymentConfig) -> AsyncIterator[tuple[Orchestrator, VllmTargetActor]]:
+async def running(
+    way: Way, config: DeploymentConfig, recorder: Recorder
+) -> AsyncIterator[tuple[Orchestrator, VllmTargetActor]]:
     """Both tiers in this process, vLLM's ranks bound to the way's cores."""
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = way.cores
     settings = config.resolved_target()
     if way.model.plan.lookahead is not None:
-        lookahead = LookaheadSettings(mode="adaptive", maximum=way.model.plan.lookahead)
+        lookahead = way.lookahead or LookaheadSettings(mode="adaptive", maximum=way.model.plan.lookahead)
         settings = settings.model_copy(update={"lookahead": lookahead})
-    recorder = MemoryRecorder()
     target = VllmTargetActor("target", lambda: way.model, settings, recorder)
     drafts = {}
     if way.draft is not None:
@@ -126,7 +130,7 @@ async def measure(
 ) -> Measured:
     """Run one way: single sequences one after another, then all slots at once."""
     found = Measured()
-    async with running(way, config) as (orchestrator, target):
+    async with running(way, config, MemoryRecorder()) as (orchestrator, target):
         await ask(orchestrator, "warm", prompts[0], 8, Measured())
         for repeat in range(repeats):
             began = time.perf_counter()
@@ -212,6 +216,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     codec = factory.text_facts(config).codec
     prompts = [codec.encode_chat([{"role": "user", "content": text}]) for text in CHAT]  # type: ignore[union-attr]
     print(provenance(models.DEMO_TARGET))
+    os.sched_setaffinity(0, {CORES[-1]})  # of vLLM's ranks, vLLM binds the threads elsewhere
     print(f"draft {models.DEMO_DRAFT}, greedy, {chosen.tokens} tokens, k = {chosen.lookahead}")
     print(f"{'':<36}{'tokens/s, one sequence':>22}{'':>9}{'t/pass':>7}{'16 at once':>10}", flush=True)
     results: dict[str, Measured] = {}

@@ -121,6 +121,9 @@ class DraftTier(Tier):
     has less to do per step, which is what counts for a draft of a few layers and for one sequence."""
     model: str = "demo:draft"
     dtype: Dtype | Literal["auto"] = "float32"
+    compile: bool = False
+    """On a GPU, compile the steps of the transformers engine before they are recorded as CUDA graphs. The first step of
+    each shape then takes up to a minute."""
     layers: Annotated[int, Field(ge=1)] | None = None
     """early_exit: how many of the target's first layers."""
     engine_kwargs: dict[str, Any] = {}
@@ -231,6 +234,8 @@ class DeploymentConfig(Settings):
             raise ValueError("target.resources is per rank: with tensor_parallel_size > 1 set num_gpus to at most 1")
         if draft.engine == "vllm" and draft.kind != "model":
             raise ValueError(f"draft.engine 'vllm' runs drafts of kind 'model', not '{draft.kind}'")
+        if draft.compile and (draft.engine != "transformers" or draft.kind not in ("model", "early_exit")):
+            raise ValueError("draft.compile is for drafts of kind 'model' or 'early_exit' on the transformers engine")
         if target.engine != "vllm" and target.dtype == "auto":
             raise ValueError("target.dtype 'auto' goes with target.engine 'vllm' only")
         if draft.engine != "vllm" and draft.dtype == "auto":

@@ -19,7 +19,7 @@ from cluster.demo import Progress
 if TYPE_CHECKING:
     from actors.engines.causal_lm import CausalLM
     from actors.engines.ranks import RankGroup
-    from actors.vllm_target import VllmModel
+    from actors.vllm_runtime import VllmModel
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +64,8 @@ def vllm_model(config: DeploymentConfig) -> VllmModel:
     """What a vLLM target is to build. Raises ConfigError."""
     from transformers import AutoConfig
 
-    from actors.engines.vllm_engine import VllmPlan
-    from actors.vllm_target import VllmModel
+    from actors.engines.vllm_plan import VllmPlan
+    from actors.vllm_runtime import VllmModel
     from cluster.models import checkpoint_end_ids, fetch, load_tokenizer, vocabulary_fingerprint
 
     target, settings = config.target, config.resolved_target()
@@ -162,20 +162,20 @@ def _model_draft(config: DeploymentConfig) -> DraftModel:
 
 
 def _transformers_draft(config: DeploymentConfig) -> DraftModel:
-    assert config.draft.dtype != "auto"  # refused when the configuration was read
+    draft = config.draft
+    assert draft.dtype != "auto"  # refused when the configuration was read
     from actors.engines.transformers_draft import TransformersDraft
     from cluster.weights import load_model
 
-    early = config.draft.kind == "early_exit"
-    reference = config.target.model if early else config.draft.model
-    model = load_model(reference, dtype=config.draft.dtype, layers=config.draft.layers, graphs=True)
+    reference = config.target.model if draft.kind == "early_exit" else draft.model
+    model = load_model(reference, dtype=draft.dtype, layers=draft.layers, graphs=True, compiled=draft.compile)
     return TransformersDraft(model, config.resolved_draft())
 
 
 def _vllm_draft(config: DeploymentConfig) -> DraftModel:
     from actors.engines.protocol import ModelCard
     from actors.engines.vllm_draft import VllmDraft, VllmNextTokens
-    from actors.engines.vllm_engine import check_version
+    from actors.engines.vllm_plan import check_version
     from cluster.models import DEMO_DRAFT, checkpoint_end_ids, fetch, load_tokenizer, vocabulary_fingerprint
 
     draft, settings = config.draft, config.resolved_draft()

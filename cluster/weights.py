@@ -41,6 +41,7 @@ def load_model(
     draft_layers: Path | None = None,
     ranks: RankGroup | None = None,
     graphs: bool = False,
+    compiled: bool = False,
 ) -> CausalLM:
     """Load a model for the transformers engine, fetching it where needed.
 
@@ -49,6 +50,7 @@ def load_model(
     layers: keep the first so many only, with the model's own norm and head (an early exit as a draft).
     draft_layers: for the demo draft, a file of layers to use in place of the packaged ones.
     graphs: on a GPU, record small passes as CUDA graphs (a draft's steps; see actors/engines/graphs.py).
+    compiled: compile those passes before they are recorded. Raises ConfigError without a GPU.
     ranks: load this rank's share only; rank 0's model makes the others follow.
     Raises ModelNotFoundError, or ConfigError when the model is of a kind that the engine cannot run.
     """
@@ -57,9 +59,11 @@ def load_model(
     import torch
 
     from actors.engines.causal_lm import CausalLM
-    from actors.engines.graphs import record_graph
+    from actors.engines.graphs import compile_pass, record_graph
 
     device = device or default_device()
+    if compiled and device != "cuda":
+        raise ConfigError("draft.compile is for drafts on a GPU: compiled steps were slower on a CPU", "draft.compile")
     kind: torch.dtype = getattr(torch, dtype)
     packed = torch.float32
     if device == "cpu" and dtype == "bfloat16" and _packs_bfloat16():
@@ -77,7 +81,8 @@ def load_model(
     }
     if ranks is None:
         record = record_graph if graphs and device == "cuda" else None
-        return CausalLM(module.to(device), packed=packed, record=record, **facts)
+        compile = compile_pass if compiled else None
+        return CausalLM(module.to(device), packed=packed, record=record, compile=compile, **facts)
     if ranks.rank > 0:
         return CausalLM(module, packed=None, **facts)
     from actors.engines.ranks import LeadingLM

@@ -44,6 +44,10 @@ def choose(paths: Sequence[Sequence[float]], cost: PassCost, plain_tokens: int) 
     return chosen
 
 
+OFF_BELOW = 0.05
+"""Share of the sequences with drafts at hand that have some verified, below which speculation counts as turned off."""
+_OFF_RATE = 0.2
+
 PROBE = 64
 """Passes of like size after which one of another size is run: without, the cost of a token could not be told."""
 
@@ -84,8 +88,14 @@ class LookaheadController:
         self._accepted = self._tried = 0
         self._usual_tokens = 0.0
         self._alike = PROBE - 4
+        self._verified = 1.0
 
     # -- lookahead -----------------------------------------------------------------------------------------------
+
+    @property
+    def is_off(self) -> bool:
+        """Of the drafts at hand for the last few passes, hardly any were worth verifying."""
+        return self._verified < OFF_BELOW
 
     def plan(self, paths: Mapping[str, Sequence[float]], plain_tokens: int) -> dict[str, int]:
         """Lookahead of each sequence in the pass that is formed now.
@@ -93,15 +103,20 @@ class LookaheadController:
         paths: confidences of the draft tokens at hand. plain_tokens: tokens in the pass without any of them, not
         counting chunks of prompts: one for each sequence that decodes.
         """
+        chosen = self._chosen(paths, plain_tokens)
+        offered = sum(1 for path in paths.values() if path)
+        if offered:
+            self._verified += _OFF_RATE * (sum(1 for k in chosen if k) / offered - self._verified)
+        return dict(zip(paths, chosen, strict=True))
+
+    def _chosen(self, paths: Mapping[str, Sequence[float]], plain_tokens: int) -> Sequence[int]:
         settings = self._settings
         if settings.mode != "adaptive":
             limit = settings.maximum if settings.mode == "fixed" else self._scheduled(len(paths))
-            return {name: min(len(path), limit) for name, path in paths.items()}
+            return [min(len(path), limit) for path in paths.values()]
         trusted = [self._trusted(name, path[: settings.maximum]) for name, path in paths.items()]
         chosen = choose(trusted, self.cost, plain_tokens)
-        if self._alike >= PROBE:
-            chosen = self._probe(trusted, chosen)
-        return dict(zip(paths, chosen, strict=True))
+        return self._probe(trusted, chosen) if self._alike >= PROBE else chosen
 
     def _probe(self, paths: Sequence[Sequence[float]], chosen: Sequence[int]) -> list[int]:
         """A pass of another size: half the lookahead, or, where there is none, a token for every second sequence."""

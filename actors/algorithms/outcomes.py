@@ -28,6 +28,14 @@ IDLE_WEIGHT = 0.02
 """A sequence that asks for nothing still has its root expanded now and then: a draft that stopped following would
 come back with a gap."""
 
+QUIET_AFTER = 64
+"""Commits in a row that asked for nothing, of whatever sequences, after which speculation is taken to be turned off."""
+
+QUIET_ROUNDS = 16
+"""From then on, sequences are kept up with in one of so many rounds of commits. Catching up on many tokens at once
+takes a draft little more than on one, so its device is nearly idle; and because all are kept up with in the same
+round, the target has drafts of all of them at once to find out whether speculation pays again."""
+
 
 class _Node:
     """A prefix that was handed out (no tokens yet) or expanded. Ranks index tokens, raw and chances.
@@ -213,6 +221,8 @@ class Forest:
         self._cost = PassCost()
         self._trees: dict[str, OutcomeTree] = {}
         self._asked: dict[tuple[str, tuple[int, ...]], tuple[OutcomeTree, _Node, _Node]] = {}
+        self._unwanted = 0
+        """Commits in a row that asked for nothing."""
 
     def open(self, sequence: str, key: int, position: int) -> None:
         """Start a tree at the committed prefix `key` of length `position`, in place of any former one."""
@@ -226,10 +236,20 @@ class Forest:
             tree.epoch += 1
 
     def set_weight(self, sequence: str, weight: float) -> None:
-        """How much one reached node of this sequence is worth to the others' (default 1)."""
+        """After a commit: how much one reached node of this sequence is worth to the others' (default 1).
+
+        Up to IDLE_WEIGHT nothing is asked for; see QUIET_AFTER.
+        """
         tree = self._trees.get(sequence)
         if tree is not None:
+            self._unwanted = self._unwanted + 1 if weight <= IDLE_WEIGHT else 0
             tree.weight = max(weight, IDLE_WEIGHT)
+
+    @property
+    def quiet(self) -> bool:
+        """Is nothing to be expanded for sequences that ask for nothing, before the next commits?"""
+        rounds = (self._unwanted - QUIET_AFTER) // max(1, len(self._trees))
+        return self._unwanted >= QUIET_AFTER and rounds % QUIET_ROUNDS != QUIET_ROUNDS - 1
 
     def frontier(self, limit: int) -> list[Expand]:
         """At most `limit` nodes to expand next, most likely to be reached first, over all sequences.
@@ -240,11 +260,14 @@ class Forest:
         trees = self._trees
         share = min(self._settings.nodes, max(1, self._total // max(1, len(trees))))
         limit = min(limit, self._total - sum(tree.size for tree in trees.values()))
-        least = self._settings.min_reach
+        least, quiet = self._settings.min_reach, self.quiet
         heads = [
             (-best * tree.weight, i, name, tree)
             for i, (name, tree) in enumerate(trees.items())
-            if tree.size < share and (best := tree.best()) > 0.0 and best * tree.weight >= least
+            if tree.size < share
+            and (best := tree.best()) > 0.0
+            and best * tree.weight >= least
+            and not (quiet and tree.weight <= IDLE_WEIGHT)
         ]
         heapq.heapify(heads)
         found: list[Expand] = []

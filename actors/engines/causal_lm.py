@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from actors.engines.fast_linear import optimise_for_small_blocks
-from actors.engines.graphs import GraphedPasses, Record, StaticLayout
+from actors.engines.graphs import Compile, GraphedPasses, Record, StaticLayout
 from actors.engines.slots import ATTENTION, Attending, HeadShape, Layout, Probe, SlotCache, SlotRow, slot_attention
 from actors.errors import ConfigError
 
@@ -28,6 +28,7 @@ class CausalLM:
     packed: on a CPU, pack float32 weights as this type for passes of a few tokens (see fast_linear.py); None leaves
         the model's own layers.
     record: how small passes are recorded to be replayed (see graphs.py); None runs every pass anew.
+    compile: what makes such a pass faster before it is recorded; None takes it as it is.
     Raises ConfigError when the model does not attend in a way that slots can give.
     """
 
@@ -41,9 +42,10 @@ class CausalLM:
         vocabulary: Tensor | None = None,
         packed: torch.dtype | None = torch.float32,
         record: Record | None = None,
+        compile: Compile | None = None,
     ) -> None:
         self.module: Any = module.eval().requires_grad_(False)
-        self._record = record
+        self._record, self._compile = record, compile
         self._graphs: dict[int, GraphedPasses] = {}
         self.name, self.eos, self.fingerprint = name, tuple(eos), fingerprint
         parameter = next(module.parameters())
@@ -83,7 +85,8 @@ class CausalLM:
                 every = torch.arange(tokens.shape[1], device=self.device)
                 return self._call(tokens, positions, every, layout)[0]
 
-            self._graphs[id(cache)] = GraphedPasses(call, cache, self._record)
+            compiled = call if self._compile is None else self._compile(call)
+            self._graphs[id(cache)] = GraphedPasses(compiled, cache, self._record)
         return self._graphs[id(cache)]
 
     def _call(self, tokens: Tensor, positions: Tensor, keep: Tensor, layout: Attending) -> Tensor:

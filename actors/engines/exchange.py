@@ -65,10 +65,14 @@ class PassEnd:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Drafts by sequence, for the pass after `number`."""
+    """Drafts by sequence, for the pass after `number`.
+
+    quiet: no drafts are to be expected for the sequences that run, so the next pass need not wait to be told so.
+    """
 
     number: int
     proposals: dict[str, Proposal] = field(default_factory=dict)
+    quiet: bool = False
 
 
 class ExchangeServer:
@@ -145,7 +149,9 @@ class ExchangeClient:
         self._connection: Connection | None = None
         self._connecting: threading.Thread | None = None
         self._tried_at = -_RETRY_S
-        self._unanswered: int | None = None
+        self._unanswered = 0
+        """Decisions told in a question that is not answered yet, and one; 0 when all are answered."""
+        self._quiet = False
         self._untold: list[Decided] = []
         self._number = 0
         self._overhead = 0.0
@@ -159,9 +165,19 @@ class ExchangeClient:
         return self._connection is not None
 
     def exchange(
-        self, decided: list[Decided], waiting: tuple[str, ...], *, tokens: int, rows: int, seconds: float
+        self,
+        decided: list[Decided],
+        waiting: tuple[str, ...],
+        *,
+        tokens: int,
+        rows: int,
+        seconds: float,
+        patient: bool = True,
     ) -> dict[str, Proposal]:
-        """Tell what was decided and get drafts; empty when the mailbox is late or lost. Never raises."""
+        """Tell what was decided and get drafts; empty when the mailbox is late or lost. Never raises.
+
+        patient: wait for an answer also where the last one said that no drafts are to be expected.
+        """
         began = self._clock()
         self._number += 1
         self._untold.extend(decided)
@@ -173,16 +189,12 @@ class ExchangeClient:
         try:
             if not self._is_free(connection):
                 return {}
-            told = len(self._untold)
             message = PassEnd(self._number, list(self._untold), waiting, tokens, rows, seconds, self._overhead)
             connection.send(message)
-            self._unanswered = self._number
-            if not connection.poll(self._patience):
+            self._unanswered = len(self._untold) + 1
+            if (self._quiet and not patient) or not connection.poll(self._patience):
                 return {}
-            answer: Answer = connection.recv()
-            self._unanswered = None
-            del self._untold[:told]
-            return answer.proposals
+            return self._receive(connection).proposals
         except (EOFError, OSError, ValueError) as error:
             logger.warning("the mailbox is lost, decoding goes on without drafts: %s", error or type(error).__name__)
             self._drop()
@@ -195,19 +207,21 @@ class ExchangeClient:
         self._drop()
 
     def _is_free(self, connection: Connection) -> bool:
-        """Has the answer to the last question come? A late one is of no use any more."""
-        if self._unanswered is None:
-            return True
-        if not connection.poll(0):
-            return False
-        connection.recv()
-        self._unanswered = None
-        return True
+        """Has the answer to the last question come? Drafts in a late one are of no use any more."""
+        if self._unanswered and connection.poll(0):
+            self._receive(connection)
+        return not self._unanswered
+
+    def _receive(self, connection: Connection) -> Answer:
+        answer: Answer = connection.recv()
+        del self._untold[: self._unanswered - 1]
+        self._unanswered, self._quiet = 0, answer.quiet
+        return answer
 
     def _drop(self) -> None:
         if self._connection is not None:
             self._connection.close()
-        self._connection, self._unanswered = None, None
+        self._connection, self._unanswered, self._quiet = None, 0, False
 
     def _reach(self) -> None:
         if self._connecting is not None or self._clock() - self._tried_at < _RETRY_S:
@@ -222,7 +236,7 @@ class ExchangeClient:
         except (OSError, EOFError, AuthenticationError) as error:
             logger.warning("no connection to the mailbox at %s: %s", self._address, error)
         else:
-            self._unanswered = None
+            self._unanswered = 0
             self._connection = connection
         finally:
             self._connecting = None

@@ -5,7 +5,8 @@ kernels do; a graph launches them all at once, but every tensor must be where it
 padded to one of a few shapes (tokens, and cells that each may see), and its inputs are copied into buffers that stay.
 Keys and values are in preallocated slots anyway.
 
-The same logic runs on a CPU without recording, which is how it is tested. Not measured on a GPU yet.
+A pass can be compiled first, so that fewer and larger kernels are recorded. The same logic runs on a CPU without
+recording, and through torch.compile's tracer, which is how it is tested. Not measured on a GPU yet.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from actors.engines.slots import SlotCache, SlotRow, cells_of, hidden_cells
 MOST_TOKENS = 32
 """Longer passes (prompts) gain nothing: their kernels take longer than their launches."""
 FEWEST_CELLS = 256
+MOST_SHAPES = 64
+"""Six numbers of tokens, and cells in powers of two up to a context of 128k."""
 Replay = Callable[[], Tensor]
 Record = Callable[[Callable[[], Tensor]], Replay]
 
@@ -104,16 +107,20 @@ def _fill(buffer: Tensor, values: Sequence[int]) -> None:
     buffer.copy_(torch.tensor(padded))
 
 
+Call = Callable[[Tensor, Tensor, StaticLayout], Tensor]
+"""The model over tokens and positions [1, T] with a layout; returns logits [T, V]."""
+Compile = Callable[[Call], Call]
+
+
 class GraphedPasses:
     """Runs the small passes of one model over one cache, a recording per shape.
 
-    call: the model over tokens and positions [1, T] with a layout; returns logits [T, V].
     record: makes a replay of what it is given; by default a CUDA graph.
     """
 
     def __init__(
         self,
-        call: Callable[[Tensor, Tensor, StaticLayout], Tensor],
+        call: Call,
         cache: SlotCache,
         record: Record | None = None,
     ) -> None:
@@ -161,6 +168,17 @@ def record_graph(work: Callable[[], Tensor]) -> Replay:
         return result.clone()
 
     return replay
+
+
+def compile_pass(call: Call, backend: str | Callable[..., Any] = "inductor") -> Call:
+    """`call`, compiled for each shape when it is first seen (seconds to a minute each), in one piece or not at all."""
+    compiled: Call = torch.compile(call, dynamic=False, fullgraph=True, backend=backend)
+
+    def run(tokens: Tensor, positions: Tensor, layout: StaticLayout) -> Tensor:
+        with torch._dynamo.config.patch(recompile_limit=MOST_SHAPES):  # a shape is a version of the same code
+            return compiled(tokens, positions, layout)
+
+    return run
 
 
 def run_again(work: Callable[[], Tensor]) -> Replay:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 import logging
 import os
@@ -18,56 +17,16 @@ import re
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from actors.engines.vllm_plan import VllmPlan, check_version, engine_arguments
 from actors.engines.vllm_requests import Request
 from actors.errors import ConfigError, EngineError
 from actors.messages import Alternatives
 
 logger = logging.getLogger(__name__)
-
-TRIED = (0, 32)
-"""The minor version of vLLM whose internals were tried."""
-_CPU_BLOCK = 128
-"""Positions in a block of vLLM's cache on a CPU."""
-INTERNALS = "actors.engines.vllm_internals"
-_OURS = {
-    "model": "use target.model",
-    "dtype": "use target.dtype",
-    "tensor_parallel_size": "use target.tensor_parallel_size",
-    "max_num_seqs": "use target.settings.slots",
-    "max_model_len": "use target.settings.context",
-    "speculative_config": "use target.settings.lookahead",
-    "worker_cls": "it is how drafts reach vLLM",
-    "skip_tokenizer_init": "text is made elsewhere",
-    "pipeline_parallel_size": "vLLM takes drafts on one stage only; use target.tensor_parallel_size",
-    "data_parallel_size": "use target.replicas",
-    "async_scheduling": "vLLM cannot schedule ahead of drafts that come from outside",
-}
-"""Arguments of vLLM that cannot be passed on, and why."""
-
-
-@dataclass(frozen=True, slots=True)
-class VllmPlan:
-    """What is to be built.
-
-    folder: of the checkpoint. lookahead: most drafts per sequence and pass; None leaves vLLM's own decoding as it is,
-    without Outrider's sampler. prefill: prompt tokens in one pass. arguments: vLLM's own, passed on as they are.
-    own_speculation: vLLM's own way of speculating, in place of ours; to compare with.
-    """
-
-    folder: str
-    dtype: str = "auto"
-    tensor_parallel_size: int = 1
-    slots: int = 16
-    context: int = 2048
-    prefill: int = 256
-    lookahead: int | None = 8
-    arguments: dict[str, Any] = field(default_factory=dict)
-    worker: str = f"{INTERNALS}.MailboxWorker"
-    own_speculation: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,87 +182,6 @@ class VllmEngine:
         self._thread.join(10.0)
         if not self._thread.is_alive():
             self._loop.close()
-
-
-def check_version() -> None:
-    """Raises ConfigError when vLLM is missing, or of a version whose internals were not tried."""
-    try:
-        from vllm import __version__ as version
-    except ImportError as error:
-        raise ConfigError(
-            f"target.engine 'vllm' needs vLLM, which is not installed ({error})", "target.engine"
-        ) from error
-    numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
-    if numbers != TRIED:
-        tried = ".".join(map(str, TRIED))
-        raise ConfigError(f"vLLM {version} is installed; target.engine 'vllm' was tried with {tried}", "target.engine")
-
-
-def engine_arguments(plan: VllmPlan) -> dict[str, Any]:
-    """Keyword arguments of vLLM's AsyncEngineArgs, and that class under `_class`.
-
-    Raises ConfigError for arguments that vLLM does not know, or that are given elsewhere.
-    """
-    from vllm import AsyncEngineArgs
-    from vllm.platforms import current_platform
-
-    known = {f.name for f in dataclasses.fields(AsyncEngineArgs)}
-    for name in plan.arguments:
-        if name in _OURS:
-            raise ConfigError(
-                f"target.engine_kwargs.{name} cannot be set: {_OURS[name]}", f"target.engine_kwargs.{name}"
-            )
-        if name not in known:
-            raise ConfigError(f"target.engine_kwargs.{name}: vLLM has no such argument", f"target.engine_kwargs.{name}")
-    drafts = max(plan.lookahead or 0, 1)
-    model = _described(plan.folder)
-    positions = getattr(model, "max_position_embeddings", None) or plan.context + drafts
-    # vLLM gives up drafting where a whole lookahead would pass the end of the context: a little more room avoids it.
-    length = max(plan.context, min(plan.context + drafts, positions))
-    arguments: dict[str, Any] = {
-        "_class": AsyncEngineArgs,
-        "model": plan.folder,
-        "dtype": plan.dtype,
-        "tensor_parallel_size": plan.tensor_parallel_size,
-        "max_num_seqs": plan.slots,
-        "max_model_len": length,
-        "max_num_batched_tokens": plan.prefill + plan.slots * (drafts + 1),
-        "max_logprobs": 20,
-        "skip_tokenizer_init": True,
-        "generation_config": "vllm",  # defaults of sampling are the ingress's business
-        "disable_log_stats": True,
-    }
-    if plan.own_speculation is not None:
-        arguments["speculative_config"] = plan.own_speculation
-    elif plan.lookahead is not None:
-        arguments["worker_cls"] = plan.worker
-        arguments["speculative_config"] = {
-            "method": "custom_class",
-            "model": f"{INTERNALS}.MailboxProposer",
-            "num_speculative_tokens": drafts,
-        }
-    if current_platform.is_cpu() and model is not None:
-        arguments["kv_cache_memory_bytes"] = cache_bytes(model, plan, length)
-    return arguments | plan.arguments
-
-
-def cache_bytes(model: Any, plan: VllmPlan, length: int) -> int:
-    """Bytes of one rank's keys and values for all slots (on a CPU, where vLLM would take most of the memory)."""
-    heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
-    size = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
-    per_token = 2 * model.num_hidden_layers * max(heads // plan.tensor_parallel_size, 1) * size * 4
-    blocks = plan.slots * (-(-length // _CPU_BLOCK) + 1) + 1
-    return int(blocks * _CPU_BLOCK * per_token)
-
-
-def _described(folder: str) -> Any:
-    """The checkpoint's own description; None where only vLLM can read it."""
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
-    except (OSError, ValueError, KeyError):
-        return None
 
 
 def _said(request: Request, output: Any) -> Said:

@@ -19,7 +19,6 @@ and every sampling setting holds here as it does there, with speculation and wit
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import time
@@ -38,9 +37,9 @@ from actors.algorithms.types import Block, Outcome
 from actors.algorithms.verification import verify_blocks
 from actors.engines.exchange import Decided, ExchangeClient
 from actors.engines.protocol import Proposal
+from actors.engines.vllm_brief import Brief, end_with
 from actors.engines.vllm_requests import PAYLOAD, Facts, facts
 from actors.errors import EngineError, OutriderError
-from actors.settings import Rule
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as PlatformWorker
@@ -49,30 +48,6 @@ else:
 
 NOTHING = Proposal()
 _RUNNER_NAMES = ("_sample", "execute_model", "input_batch", "requests", "discard_request_mask", "drafter")
-
-
-@dataclass(frozen=True, slots=True)
-class Brief:
-    """What a worker is told once, before the first request.
-
-    address, secret, patience_s: of the exchange. tokenizer: JSON of the tokenizer, for grammars; None without them.
-    owner: host and process id of the actor that the engine works for; workers on its host end when it is gone.
-    """
-
-    address: str | tuple[str, int]
-    secret: bytes
-    patience_s: float
-    rule: Rule
-    eos: tuple[int, ...]
-    vocabulary: int
-    tokenizer: str | None
-    owner: tuple[str, int]
-
-    @classmethod
-    def of(cls, fields: dict[str, Any]) -> Brief:
-        """From what came over vLLM's RPC, which turns tuples into lists."""
-        plain: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in fields.items()}
-        return cls(**plain)
 
 
 @dataclass(slots=True, eq=False)
@@ -88,6 +63,8 @@ class _Request:
     """The position at which `proposal` begins."""
     followed: int = 0
     """Output tokens that the grammar has followed."""
+    asked: bool = False
+    """The mailbox was asked for drafts of it before."""
 
 
 @dataclass(slots=True)
@@ -237,6 +214,7 @@ class Decider:
                 tokens=ended.tokens,
                 rows=len(ended.decided),
                 seconds=time.perf_counter() - ended.began,
+                patient=self._any_new(ended),
             )
         proposals = get_tp_group().broadcast_object(proposals, src=0)
         self._forget()
@@ -251,6 +229,16 @@ class Decider:
             request.expected = len(state.prompt_token_ids) + len(state.output_token_ids)
             answer.append(list(request.proposal.tokens))
         return answer
+
+    def _any_new(self, ended: _Pass) -> bool:
+        """Is there a sequence that may have drafts, and was in no pass before?"""
+        found = False
+        for name in ended.continuing:
+            request = self._requests[name]
+            if not request.asked:
+                request.asked = True
+                found = found or request.facts.sampling.speculation
+        return found
 
     def _forget(self) -> None:
         for name in [name for name in self._requests if name not in self._runner.requests]:
@@ -336,22 +324,5 @@ class MailboxWorker(PlatformWorker):  # type: ignore[misc]  # vLLM is not typed 
         decider = install(self.model_runner, brief)
         host, owner = brief.owner
         if host == socket.gethostname():
-            threading.Thread(target=_end_with, args=(owner,), name="owner-watch", daemon=True).start()
+            threading.Thread(target=end_with, args=(owner,), name="owner-watch", daemon=True).start()
         return decider.connected(10.0)
-
-
-def _end_with(owner: int, period_s: float = 1.0) -> None:
-    """End this process when `owner` is gone: killed actors say no goodbye, and would leave workers on their GPUs."""
-    while _is_alive(owner):
-        time.sleep(period_s)
-    os._exit(1)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

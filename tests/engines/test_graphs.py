@@ -10,7 +10,7 @@ from small_llamas import module, opening, some_tokens
 from torch import Tensor
 
 from actors.engines.causal_lm import CausalLM
-from actors.engines.graphs import MOST_TOKENS, Replay, Shape, run_again
+from actors.engines.graphs import MOST_TOKENS, Call, Replay, Shape, compile_pass, run_again
 from actors.engines.protocol import Expand, Ranked
 from actors.engines.slots import SlotRow
 from actors.engines.transformers_draft import TransformersDraft
@@ -70,6 +70,27 @@ def test_a_draft_with_recorded_steps_ranks_as_one_without(temperature: float) ->
                 draft.advance(name, committed)
     assert record.recorded <= 4  # shapes, whatever the number of passes
     assert record.replayed >= 7
+
+
+def test_a_compiled_step_is_traced_once_a_shape_and_in_one_piece() -> None:
+    """By torch.compile's tracer, which is where a pass could fall apart; its kernels need a GPU to be worth it."""
+    traced: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
+        traced.append(len(inputs))
+        return graph.forward
+
+    def compiling(call: Call) -> Call:
+        return compile_pass(call, backend)
+
+    plain = CausalLM(module(), name="plain")
+    compiled = CausalLM(module(), name="compiled", record=run_again, compile=compiling)
+    caches = [model.cache(slots=2, context=96) for model in (plain, compiled)]
+    for count in (3, 4, 1, 3):  # shapes of 4 and of 1 token
+        rows = [SlotRow(0, some_tokens(count, count), 0)]
+        one, other = (model.run(c, rows, [count - 1]) for model, c in zip((plain, compiled), caches, strict=True))
+        assert torch.allclose(one, other)
+    assert len(traced) == 2
 
 
 def test_long_passes_run_as_they_are() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from actors.algorithms.outcomes import IDLE_WEIGHT, Forest
+from actors.algorithms.outcomes import IDLE_WEIGHT, QUIET_AFTER, QUIET_ROUNDS, Forest
 from actors.engines.protocol import Expand, Ranked
 from actors.messages import EMPTY_PREFIX, prefix_key
 from actors.settings import TreeSettings
@@ -86,6 +86,36 @@ def test_a_sequence_that_wants_nothing_is_still_kept_up_with():
     forest.grow([answer(Expand("a", ()))])
     assert forest.frontier(8) == []  # .6 times the idle weight is below min_reach
     assert IDLE_WEIGHT * 0.6 < 0.015 < IDLE_WEIGHT
+
+
+def test_where_nobody_wants_anything_the_draft_is_quiet_but_for_one_round_in_many():
+    """Rounds of two commits each: the first 64 are as ever, then all are kept up with in one round of 16."""
+    forest = forest_with("a", "b")
+    expanded = []
+    for turn in range(32 + 2 * QUIET_ROUNDS):
+        asked = forest.frontier(8)
+        forest.grow([answer(request) for request in asked])
+        expanded.append(len(asked))
+        for name in ("a", "b"):
+            forest.commit(name, 3 + turn, (9,))
+            forest.set_weight(name, 0.0)
+    quiet_round = [0] * (QUIET_ROUNDS - 1)
+    assert QUIET_AFTER == 2 * 32
+    assert expanded == [*[2] * 32, *quiet_round, 2, *quiet_round, 2]
+
+
+def test_one_commit_that_wants_something_ends_the_quiet_for_all():
+    forest = forest_with("a", "b")
+    step(forest)
+    for i in range(QUIET_AFTER):
+        forest.commit("a", 3 + i, (9,))
+        forest.set_weight("a", 0.0)
+    assert forest.quiet
+    assert {r.sequence for r in forest.frontier(8)} == {"b"}  # it has not said that it wants nothing
+    forest.grow([])
+    forest.set_weight("b", 1.0)
+    assert not forest.quiet
+    assert Expand("a", ()) in forest.frontier(8)
 
 
 def test_unlikely_nodes_are_not_expanded_until_they_are_likely():

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from actors.desk import Desk
+from actors.algorithms.lookahead import OFF_BELOW
+from actors.desk import SILENT, Desk
 from actors.engines.exchange import Decided, PassEnd
 from actors.errors import InvalidSettingError
 from actors.messages import Expansion, OfferBatch, Opening, prefix_key
@@ -21,7 +22,7 @@ def opening(**sampling: Any) -> Opening:
 
 def desk(**lookahead: Any) -> Desk:
     chosen = LookaheadSettings(**{"mode": "fixed", "maximum": 3, "wait": "never"} | lookahead)
-    return Desk(TargetSettings(context=16, lookahead=chosen), 100, lambda: 0.0)
+    return Desk(TargetSettings(context=256, lookahead=chosen), 100, lambda: 0.0)
 
 
 def offer(desk: Desk, prefix: tuple[int, ...], *tokens: int) -> None:
@@ -97,6 +98,48 @@ def test_drafts_not_worth_verifying_are_declined() -> None:
     assert it.answer(end(Decided("a", 2, (7,)))).proposals == {}
     it.answer(end(Decided("a", 3, (8,))))
     assert [ruled.declined for position in (2, 3) if (ruled := it.ruling("a", position))] == [False, True]
+
+
+def test_while_no_draft_is_worth_verifying_none_is_waited_for() -> None:
+    """The draft of a sequence that nobody wants drafts seldom: passes in between must not wake it."""
+    it = desk(mode="adaptive")
+    it.open(opening(max_tokens=200))
+    for number in range(80):  # a second token makes a pass ten times as long
+        slow = number % 2
+        it.answer(PassEnd(number, [], (), tokens=1 + slow, rows=1, seconds=0.010 if slow else 0.001))
+
+    def run(count: int, drafted: bool) -> list[tuple[bool, bool]]:
+        """Passes: was the exchange quiet, and were drafts declined in the pass that followed?"""
+        found = []
+        for _ in range(count):
+            position = it.positions
+            if drafted:
+                offer(it, (*PROMPT, *[7] * (position - 1)), 8)
+            quiet = it.answer(end(Decided("a", position, (7,)))).quiet
+            it.answer(end(Decided("a", position + 1, (7,))))
+            ruled = it.ruling("a", position + 1)
+            assert ruled is not None
+            found.append((quiet, ruled.declined))
+        return found
+
+    assert run(13, drafted=True) == [(False, True)] * 13  # 0.8 ** 13 is above OFF_BELOW
+    assert run(2, drafted=True) == [(True, True)] * 2  # 0.8 ** 14 is below
+    assert run(2, drafted=False) == [(True, True)] * 2
+    for number in range(300):  # verifying costs nothing now
+        it.answer(PassEnd(number, [], (), tokens=1 + number % 2, rows=1, seconds=0.010))
+    assert run(1, drafted=True) == [(False, False)]
+    assert run(1, drafted=False) == [(False, False)]
+    assert 0.8**14 < OFF_BELOW < 0.8**13
+
+
+def test_where_nobody_drafts_nobody_is_waited_for() -> None:
+    it = desk()
+    it.open(opening(max_tokens=SILENT * 3))
+    answers = [it.answer(end(Decided("a", 2 + i, (7,)))) for i in range(SILENT + 2)]
+    assert [answer.quiet for answer in answers] == [False] * SILENT + [True] * 2
+    offer(it, (*PROMPT, *[7] * (SILENT + 3)), 8)
+    answer = it.answer(end(Decided("a", 2 + SILENT + 2, (7,))))
+    assert (answer.quiet, answer.proposals["a"].tokens) == (False, (8,))
 
 
 def test_a_token_that_cannot_be_chosen_is_reported() -> None:

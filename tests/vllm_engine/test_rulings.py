@@ -33,9 +33,11 @@ def test_a_stop_inside_a_block_cuts_it() -> None:
 
 
 def test_words_go_out_without_a_lost_report() -> None:
+    """Of which passes they are is not known, so nothing is said to have been a draft."""
     result = told(Said("a#0", (1, 2, 3), finish="length"), declined=True)
     [verdict] = result.verdicts
-    assert (verdict.tokens, verdict.accepted, verdict.finish) == ((1, 2, 3), 2, "length")
+    assert (verdict.tokens, verdict.proposed, verdict.accepted, verdict.finish) == ((1, 2, 3), 0, 0, "length")
+    assert verdict.origins() == ["plain"] * 3
     assert (result.length, result.ended, result.declined) == (3, "length", 0)
 
 

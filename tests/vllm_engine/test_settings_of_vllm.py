@@ -12,6 +12,7 @@ from cluster.config import DeploymentConfig, load_config
 from cluster.factory import check_ranks, draft_model
 from cluster.models import checkpoint_end_ids
 from cluster.placement import actor_gpus, bundles
+from cluster.weights import load_model
 
 
 def config(**target: object) -> DeploymentConfig:
@@ -41,6 +42,17 @@ def test_a_draft_on_vllm_is_a_model_of_its_own() -> None:
         load_config({"draft": {"engine": "vllm", "kind": "prompt_lookup"}})
     with pytest.raises(ConfigError, match="has a head of its own"):
         draft_model(load_config({"draft": {"engine": "vllm"}}))
+
+
+@pytest.mark.parametrize("draft", [{"kind": "prompt_lookup"}, {"engine": "vllm", "model": "some/draft"}])
+def test_only_a_draft_on_transformers_is_compiled(draft: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"draft\.compile is for drafts of kind"):
+        load_config({"draft": {"compile": True, **draft}})
+
+
+def test_without_a_gpu_nothing_is_compiled() -> None:
+    with pytest.raises(ConfigError, match="for drafts on a GPU: compiled steps were slower on a CPU"):
+        load_model("demo:draft", device="cpu", compiled=True)
 
 
 def test_ranks_must_divide_the_heads(tmp_path: Path) -> None:

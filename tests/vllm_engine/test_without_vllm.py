@@ -15,7 +15,7 @@ import importlib, sys
 sys.modules["vllm"] = None  # as if it were not installed
 for name in sys.argv[1:]:
     importlib.import_module(name)
-from actors.engines.vllm_engine import check_version
+from actors.engines.vllm_plan import check_version
 from actors.errors import ConfigError
 try:
     check_version()
