@@ -84,12 +84,9 @@ async def test_every_setting_works_with_drafts(tiny: Stack, sampling: dict[str, 
     """Among them those that vLLM drops, or refuses, when it speculates."""
     asked = prompts(6, seed=3)
     off = await tiny.ask_all(asked, temperature=temperature, speculation=False, margins=True, **sampling)
-    for _ in range(20):  # on a busy machine drafts may come too late to be used
-        on = await tiny.ask_all(asked, temperature=temperature, **sampling)
-        comparison = compared(off, on)
-        assert comparison.same, str(comparison.different)
-        if usage(on)[1]:
-            break
+    on = await tiny.ask_all(asked, temperature=temperature, **sampling)
+    comparison = compared(off, on)
+    assert comparison.same, str(comparison.different)
     plain = await tiny.ask_all(asked, temperature=temperature, speculation=False)
     assert usage(on)[1] > 0
     said = {token for answer in on for token in answer.tokens}
@@ -243,8 +240,9 @@ async def test_two_ranks_say_what_one_says_and_a_dead_rank_fails_the_replica(tin
     assert engines() == alone
 
 
-async def test_the_exchange_costs_little(tiny: Stack) -> None:
-    """The bound is the goal's, times five for a machine that does other things (the figure is in `make bench-vllm`)."""
-    await tiny.ask_all(prompts(8, seed=11))
-    spent = sorted(tiny.target.exchange_overhead())
-    assert spent[len(spent) // 2] < 0.010
+async def test_the_exchange_is_one_question_a_pass(tiny: Stack) -> None:
+    """Whatever the number of sequences (what it takes is in `make bench-vllm`): 40 tokens are 40 passes at most."""
+    for count in (1, 8):
+        before = tiny.target.desk.passes
+        await tiny.ask_all(prompts(count, seed=11))
+        assert 8 <= tiny.target.desk.passes - before <= 40 + count  # a prompt may come a pass after another

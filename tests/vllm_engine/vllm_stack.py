@@ -11,15 +11,17 @@ from typing import Any
 
 import psutil
 import torch
+from desks import PatientDesk, target_with
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from actors.admission import Admission
+from actors.desk import Desk
 from actors.draft import DraftActor
 from actors.engines.causal_lm import CausalLM
 from actors.engines.protocol import DraftModel
 from actors.engines.transformers_draft import TransformersDraft
-from actors.engines.vllm_engine import VllmPlan
+from actors.engines.vllm_plan import VllmPlan
 from actors.links import LocalPeer
 from actors.messages import Delta, GenerationRequest
 from actors.orchestrator import Orchestrator
@@ -34,7 +36,7 @@ from actors.settings import (
 )
 from actors.telemetry import MemoryRecorder
 from actors.tier import StaticDirectory
-from actors.vllm_target import VllmModel, VllmTargetActor
+from actors.vllm_runtime import VllmModel
 from actors.words import WordCodec
 
 VOCABULARY = 288
@@ -83,8 +85,8 @@ def byte_tokenizer(folder: Path) -> None:
 
 
 def settings(rule: Rule = "coupled", **changes: Any) -> TargetSettings:
-    """A fixed lookahead that waits for drafts, so that what is proposed does not depend on the machine's speed."""
-    lookahead = LookaheadSettings(mode="fixed", maximum=4, wait="bounded", max_wait_ms=25)
+    """A fixed lookahead: what is worth verifying does not depend on the machine's speed."""
+    lookahead = LookaheadSettings(mode="fixed", maximum=4, wait="bounded")
     return TargetSettings(**{"slots": SLOTS, "context": CONTEXT, "lookahead": lookahead, "rule": rule} | changes)
 
 
@@ -104,7 +106,7 @@ def plan(folder: str, **changes: Any) -> VllmPlan:
     )
 
 
-def model(folder: str, *, plain_if_incompatible: bool = False, **changes: Any) -> VllmModel:
+def model(folder: str, *, plain_if_incompatible: bool = False, spread: bool = False, **changes: Any) -> VllmModel:
     """What the actor builds."""
     return VllmModel(
         "tiny",
@@ -112,14 +114,22 @@ def model(folder: str, *, plain_if_incompatible: bool = False, **changes: Any) -
         VOCABULARY,
         eos=(EOS,),
         plain_if_incompatible=plain_if_incompatible,
+        spread=spread,
     )
+
+
+CHAIN = TreeSettings(width=16, branching=1, depth=12, nodes=16, min_reach=0.0)
+"""As far as a pass can commit and the next one can verify, whatever the draft thinks of it."""
+
+
+def draft_settings(rule: Rule = "coupled") -> DraftSettings:
+    """Slots for all that the tests ask at once, so that every sequence has drafts."""
+    return DraftSettings(slots=100, context=CONTEXT, tree=CHAIN, rule=rule, support=256)
 
 
 def draft(noise: float = 0.03, rule: Rule = "coupled") -> DraftModel:
     """A draft that is often right, with confidences to match."""
-    tree = TreeSettings(width=8, branching=3, depth=6, nodes=48)
-    chosen = DraftSettings(slots=32, context=CONTEXT, tree=tree, rule=rule, support=256)
-    return TransformersDraft(CausalLM(module(noise), name="draft", eos=(EOS,)), chosen)
+    return TransformersDraft(CausalLM(module(noise), name="draft", eos=(EOS,)), draft_settings(rule))
 
 
 def prompts(count: int, seed: int = 0) -> list[tuple[int, ...]]:
@@ -158,6 +168,10 @@ class Answer:
         return [token for delta in self.deltas for token in delta.tokens]
 
     @property
+    def origins(self) -> list[str]:
+        return [origin for delta in self.deltas for origin in delta.origins]
+
+    @property
     def margins(self) -> list[float]:
         return [margin for delta in self.deltas for margin in delta.margins]
 
@@ -175,7 +189,7 @@ class Stack:
     """A running deployment."""
 
     orchestrator: Orchestrator
-    target: VllmTargetActor
+    target: Any
     recorder: MemoryRecorder
     number: int = 0
 
@@ -199,17 +213,16 @@ async def stack(
     chosen: VllmModel,
     make_draft: Callable[[], DraftModel] | None = draft,
     target_settings: TargetSettings | None = None,
+    desk: type[Desk] = PatientDesk,
 ) -> AsyncIterator[Stack]:
     """Both tiers, up and ready; the target's error is raised when it cannot start."""
-    tset = target_settings or settings()
     recorder = MemoryRecorder()
-    target = VllmTargetActor("target", lambda: chosen, tset, recorder)
+    target = target_with(desk if make_draft is not None else Desk)(
+        "target", lambda: chosen, target_settings or settings(), recorder
+    )
     drafts: dict[str, Any] = {}
     if make_draft is not None:
-        rule_settings = DraftSettings(
-            slots=32, context=CONTEXT, tree=TreeSettings(width=8, branching=3, depth=6, nodes=48)
-        )
-        drafts["draft"] = DraftActor("draft", make_draft, rule_settings, recorder)
+        drafts["draft"] = DraftActor("draft", make_draft, draft_settings(), recorder)
     orchestrator = Orchestrator(
         targets=StaticDirectory({"target": LocalPeer(target)}),
         drafts=StaticDirectory({name: LocalPeer(actor) for name, actor in drafts.items()}),
