@@ -88,5 +88,6 @@ def _scale(tier: TargetTier | DraftTier, name: TierName) -> dict[str, Any]:
 
 
 def _light(labels: dict[str, str]) -> dict[str, Any]:
-    """Doors and orchestrators reserve no CPU, so that an application fits on a machine of two cores."""
-    return {"num_cpus": 0, **({"label_selector": labels} if labels else {})}
+    """Doors and orchestrators reserve no CPU, so that an application fits on a machine of two cores; but one byte:
+    Ray spreads what needs something over the nodes, and places what needs nothing at random."""
+    return {"num_cpus": 0, "memory": 1, **({"label_selector": labels} if labels else {})}

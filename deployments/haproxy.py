@@ -5,7 +5,8 @@ go straight to the ingress replicas, without a hop through a Python process for 
 environment once, in every process, so it has to be set before the cluster starts.
 
 Why it is not the default: two of HAProxy's ports, for its statistics and its metrics, are opened on all interfaces,
-at fixed numbers unless told otherwise, so that a second cluster on the same machine cannot start its HAProxy.
+at fixed numbers unless told otherwise, so that a second cluster on the same machine cannot start its HAProxy. And it
+says nothing of an ingress replica that is lost: the stream breaks off, or the answer is a bare 500 (lost_ingress.py).
 """
 
 from __future__ import annotations

@@ -21,11 +21,14 @@ from deployments.refusals import error_body, error_response
 
 CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 """Names a callable from which Serve's proxies take middlewares of their own."""
+FORCE = "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS"
+"""A replica that stands still is ended when it has failed its health checks. Otherwise Serve would wait for its streams
+until the longest request has had its time, and their clients with it."""
 
 
 def environment() -> dict[str, str]:
     """What the processes of a Ray cluster must find."""
-    return {CALLBACK: f"{__name__}:{middlewares.__name__}"}
+    return {CALLBACK: f"{__name__}:{middlewares.__name__}", FORCE: "1"}
 
 
 def middlewares() -> list[Middleware]:
