@@ -41,8 +41,12 @@ async def beating(deltas: AsyncGenerator[Delta], period_s: float = BEAT_S) -> As
         await deltas.aclose()
 
 
-async def listening(deltas: AsyncIterator[Delta], silence_s: float = SILENCE_S) -> AsyncGenerator[Delta]:
-    """`deltas` without the empty ones. Raises SilenceError after `silence_s` without any."""
+async def listening(
+    deltas: AsyncIterator[Delta], silence_s: float = SILENCE_S, first: Delta = BEAT
+) -> AsyncGenerator[Delta]:
+    """`first` and `deltas` without the empty ones. Raises SilenceError after `silence_s` without any."""
+    if first != BEAT:
+        yield first
     while True:
         try:
             delta = await asyncio.wait_for(anext(deltas), silence_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
@@ -23,9 +24,12 @@ from deployments.bundles import Bundler, Outcome, answered
 from deployments.directory import NamedActors
 from deployments.overview import overview
 from deployments.recording import answer_recorder
+from deployments.takeover import PATIENCE_S, Response, let_go, take_over
 
 MOST_MOVES = 3
 """Orchestrators that one answer may lose before it ends with an error."""
+MOST_ASKED = 4
+"""Orchestrators that are asked at the beginning of an answer, and each time that one was lost."""
 
 
 class OwnService:
@@ -152,13 +156,20 @@ class RemoteService:
         """Deltas of one answer. Raises the errors of actors/errors.py."""
         from ray.exceptions import RayActorError
 
-        delivered = list(request.committed)
+        delivered, calls = list(request.committed), itertools.count()
+
+        def ask() -> Response:
+            call = next(calls)
+            name = request.id if call == 0 else f"{request.id}~{call}"
+            response: Response = self._generate.remote(replace(request, id=name, committed=tuple(delivered)))
+            return response
+
         for move in range(MOST_MOVES + 1):
-            name = request.id if move == 0 else f"{request.id}~{move}"
-            response = self._generate.remote(replace(request, id=name, committed=tuple(delivered)))
-            ended = False
+            response, ended = None, False
             try:
-                async for delta in listening(aiter(response), self._silence):
+                patience = PATIENCE_S if move else self._silence  # under load alone nobody is asked twice
+                response, deltas, first = await take_over(ask, MOST_ASKED, RayActorError, patience)
+                async for delta in listening(deltas, self._silence, first):
                     ended = delta.finish is not None
                     delivered += delta.tokens
                     yield delta
@@ -171,8 +182,8 @@ class RemoteService:
                 ended = True
                 raise own_error(error) from error
             finally:
-                if not ended:
-                    response.cancel()
+                if response is not None and not ended:
+                    let_go(response)
 
     async def status(self) -> dict[str, Any]:
         """Both tiers as an orchestrator sees them."""

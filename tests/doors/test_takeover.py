@@ -1,0 +1,94 @@
+"""An answer whose orchestrator was lost goes on at the first one that shows a sign of life."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable
+
+import pytest
+
+from actors.messages import Delta
+from deployments.beats import BEAT, SilenceError, listening
+from deployments.takeover import take_over
+
+Script = list[Delta | Exception]
+
+
+class Lost(Exception):
+    """As Ray's error of an actor that died."""
+
+
+class Orchestrator:
+    """Says its script, and is silent after it. One without a script stands still until it is woken."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self.awake = asyncio.Event()
+        self.cancelled = threading.Event()  # it is cancelled in another thread
+
+    async def __aiter__(self) -> AsyncGenerator[Delta]:
+        if not self._script:
+            await self.awake.wait()
+            yield BEAT
+        for one in self._script:
+            if isinstance(one, Exception):
+                raise one
+            yield one
+        await asyncio.Event().wait()
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+
+def asking(*scripts: Script) -> tuple[list[Orchestrator], Callable[[], Orchestrator]]:
+    """Orchestrators in the order in which they are asked, as far as they were."""
+    waiting, asked = iter(scripts), list[Orchestrator]()
+
+    def ask() -> Orchestrator:
+        asked.append(Orchestrator(next(waiting)))
+        return asked[-1]
+
+    return asked, ask
+
+
+@pytest.mark.parametrize("sign", [BEAT, Delta((7,))])
+async def test_one_that_stands_still_is_passed_over(sign: Delta) -> None:
+    asked, ask = asking([], [sign, Delta((8,))], [])
+    response, deltas, first = await take_over(ask, 3, Lost, patience_s=0.01)
+    assert response is asked[1]
+    assert first == sign
+    assert await anext(deltas) == Delta((8,))
+    assert not asked[0].cancelled.is_set()  # a call that it has not even heard cannot be cancelled
+    asked[0].awake.set()
+    assert await asyncio.to_thread(asked[0].cancelled.wait, 10.0)
+    assert not asked[1].cancelled.is_set()
+
+
+async def test_after_a_dead_one_the_next_is_asked_at_once() -> None:
+    asked, ask = asking([Lost()], [Lost()], [BEAT])
+    response, _, _ = await take_over(ask, 4, Lost, patience_s=60.0)
+    assert response is asked[2]
+
+
+async def test_when_all_are_lost_that_is_the_error() -> None:
+    _, ask = asking([Lost()], [Lost()])
+    with pytest.raises(Lost):
+        await take_over(ask, 2, Lost, patience_s=60.0)
+    _, ask = asking([Lost()], [], [])
+    with pytest.raises(SilenceError):
+        await take_over(ask, 3, Lost, patience_s=0.01)
+
+
+async def test_what_an_orchestrator_says_of_the_request_is_raised() -> None:
+    _, ask = asking([], [ValueError("no such thing")])
+    with pytest.raises(ValueError, match="no such thing"):
+        await take_over(ask, 3, Lost, patience_s=0.01)
+
+
+async def test_a_first_delta_is_not_lost_on_the_way() -> None:
+    async def rest() -> AsyncGenerator[Delta]:
+        yield Delta((2,))
+
+    assert [delta async for delta in listening(rest(), first=Delta((1,)))] == [Delta((1,)), Delta((2,))]
+    assert [delta async for delta in listening(rest())] == [Delta((2,))]
