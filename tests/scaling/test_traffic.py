@@ -94,6 +94,14 @@ def test_a_burst_is_met_after_the_cold_start_and_given_back() -> None:
     assert result.turned_away < 0.02 * result.requests
 
 
+def test_a_burst_is_met_with_what_it_needs_and_not_with_all_there_is() -> None:
+    """A hundred requests a second of 300 tokens, decoded plainly until drafts have come (40 tokens/s), are 750 at once:
+    30 targets of 32 slots used to 80 %. What piles up while they start must not ask for many more than that."""
+    result = replay(PRESETS["burst"])
+    assert result.target_peak <= 1.5 * 30
+    assert result.attainment > 0.9
+
+
 def test_drafts_leave_when_speculation_does_not_pay_and_do_not_come_back_at_once() -> None:
     dear = TargetSpec(pass_ms=0, token_ms=2.0)  # verifying k drafts costs k tokens and gives fewer
     result = replay(traffic(requests_per_s=2.0, target_hardware=dear, tokens=100.0))
