@@ -20,7 +20,6 @@ from actors.errors import EngineError
 from actors.rank import RankActor
 from actors.settings import DraftSettings, TargetSettings
 from actors.target import TargetActor
-from actors.vllm_target import VllmTargetActor
 from actors.wire import node_address
 from cluster import factory
 from cluster.config import DeploymentConfig
@@ -33,6 +32,7 @@ from deployments.directory import NAMESPACE, actor_prefix
 if TYPE_CHECKING:
     from actors.engines.causal_lm import CausalLM
     from actors.engines.ranks import RankGroup, Rendezvous
+    from actors.vllm_target import VllmTargetActor
 
 logger = logging.getLogger("ray.serve")
 
@@ -209,7 +209,11 @@ class TierReplica:
 def _actor_class(config: DeploymentConfig, tier: TierName) -> type[TargetActor | VllmTargetActor | DraftActor]:
     if tier == "draft":
         return DraftActor
-    return VllmTargetActor if config.target.engine == "vllm" else TargetActor
+    if config.target.engine != "vllm":
+        return TargetActor
+    from actors.vllm_target import VllmTargetActor  # brings torch into the replica, 180 MiB that others do without
+
+    return VllmTargetActor
 
 
 def _make_model(config: DeploymentConfig, tier: TierName, ranks: Sequence[Any]) -> Any:
