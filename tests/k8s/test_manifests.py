@@ -142,6 +142,7 @@ def test_vllm_is_not_spread() -> None:
         render(target, {}, PodShape(target_gpus=2))
 
 
+@settings(deadline=None)
 @given(
     ranks=st.integers(1, 16),
     gpus=st.sampled_from([0.25, 0.5, 1.0]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.autoscaling import (
@@ -122,6 +122,7 @@ def test_no_more_drafts_than_sequences() -> None:
     assert drafting(starved=0.9, busy=1.0, current=4, running=4).replicas == 4
 
 
+@settings(deadline=None)
 @given(st.integers(0, 200), st.integers(0, 50), st.floats(0, 1e4), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
 def test_drafts_are_never_many_at_once_and_never_negative(current, starting, running, starved, declined, busy) -> None:
     targets = [TargetLoad(running=running / 4, slots=64, starved=starved, declined=declined)] * 4
@@ -130,6 +131,7 @@ def test_drafts_are_never_many_at_once_and_never_negative(current, starting, run
     assert 0 <= replicas <= max(current + starting, current + 1, math.floor(current * DRAFT.growth))
 
 
+@settings(deadline=None)
 @given(st.floats(1, 500), st.floats(2, 60), st.integers(0, 100))
 def test_a_constant_load_of_drafting_converges_and_stays(running: float, follows: float, start: int) -> None:
     """A draft keeps up with `follows` sequences; replicas come at once and are looked at every ten minutes. Sizes stand
@@ -160,6 +162,7 @@ def test_drafts_come_back_from_zero() -> None:
     assert draft_replicas([], targets * 3, 0, 0, DraftGoals(per_target=0.5)).replicas == 2
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 1000),
     st.floats(0, 1e5),
@@ -176,6 +179,7 @@ def test_never_negative_never_many_at_once(current, total, starting, outside, kv
     assert 0 <= replicas <= max(held, current + 1, math.floor(current * goals.growth))
 
 
+@settings(deadline=None)
 @given(st.floats(1, 2000), st.integers(1, 60))
 def test_constant_demand_converges_and_stays(total: float, start: int) -> None:
     """Replicas start instantly here: the sequence of answers must reach a fixed point and never leave it."""
