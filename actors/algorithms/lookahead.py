@@ -44,9 +44,25 @@ def choose(paths: Sequence[Sequence[float]], cost: PassCost, plain_tokens: int) 
     return chosen
 
 
-OFF_BELOW = 0.05
-"""Share of the sequences with drafts at hand that have some verified, below which speculation counts as turned off."""
-_OFF_RATE = 0.2
+def expected_gain(paths: Sequence[Sequence[float]], chosen: Sequence[int], cost: PassCost, plain_tokens: int) -> float:
+    """Expected tokens per second of the pass with the chosen lookahead, over those without any draft, less one."""
+    plain = cost(plain_tokens)
+    if plain <= 0.0 or not any(chosen):
+        return 0.0
+    committed = float(len(paths))
+    for path, k in zip(paths, chosen, strict=True):
+        reach = 1.0
+        for confidence in path[:k]:
+            reach *= confidence
+            committed += reach
+    return committed / len(paths) * plain / (plain + sum(chosen) * cost.slope) - 1.0
+
+
+OFF_BELOW = 0.02
+"""Expected gain below which nothing is verified: drafts, and asking for them, are not free either."""
+_GAIN_RATE = 0.2
+_FIRST_GAIN = 0.2
+"""Expected before anything is known; without any gain, nothing is verified after ten passes with drafts at hand."""
 
 PROBE = 64
 """Passes of like size after which one of another size is run: without, the cost of a token could not be told."""
@@ -88,14 +104,14 @@ class LookaheadController:
         self._accepted = self._tried = 0
         self._usual_tokens = 0.0
         self._alike = PROBE - 4
-        self._verified = 1.0
+        self._gain = _FIRST_GAIN
 
     # -- lookahead -----------------------------------------------------------------------------------------------
 
     @property
     def is_off(self) -> bool:
-        """Of the drafts at hand for the last few passes, hardly any were worth verifying."""
-        return self._verified < OFF_BELOW
+        """Of the drafts at hand for the last few passes, hardly any were worth verifying: none is for now."""
+        return self._gain < OFF_BELOW
 
     def plan(self, paths: Mapping[str, Sequence[float]], plain_tokens: int) -> dict[str, int]:
         """Lookahead of each sequence in the pass that is formed now.
@@ -103,26 +119,37 @@ class LookaheadController:
         paths: confidences of the draft tokens at hand. plain_tokens: tokens in the pass without any of them, not
         counting chunks of prompts: one for each sequence that decodes.
         """
-        chosen = self._chosen(paths, plain_tokens)
-        offered = sum(1 for path in paths.values() if path)
-        if offered:
-            self._verified += _OFF_RATE * (sum(1 for k in chosen if k) / offered - self._verified)
-        return dict(zip(paths, chosen, strict=True))
-
-    def _chosen(self, paths: Mapping[str, Sequence[float]], plain_tokens: int) -> Sequence[int]:
         settings = self._settings
         if settings.mode != "adaptive":
             limit = settings.maximum if settings.mode == "fixed" else self._scheduled(len(paths))
-            return [min(len(path), limit) for path in paths.values()]
+            self._expect(paths, float(limit > 0))
+            return {name: min(len(path), limit) for name, path in paths.items()}
         trusted = [self._trusted(name, path[: settings.maximum]) for name, path in paths.items()]
-        chosen = choose(trusted, self.cost, plain_tokens)
-        return self._probe(trusted, chosen) if self._alike >= PROBE else chosen
+        chosen: Sequence[int] = choose(trusted, self.cost, plain_tokens)
+        self._expect(paths, expected_gain(trusted, chosen, self.cost, plain_tokens))
+        if self.is_off:
+            chosen = [0] * len(trusted)
+        if self._alike >= PROBE:
+            chosen = self._probe(trusted, chosen, plain_tokens)
+        return dict(zip(paths, chosen, strict=True))
 
-    def _probe(self, paths: Sequence[Sequence[float]], chosen: Sequence[int]) -> list[int]:
-        """A pass of another size: half the lookahead, or, where there is none, a token for every second sequence."""
+    def _expect(self, paths: Mapping[str, Sequence[float]], expected: float) -> None:
+        """Only passes with drafts at hand tell what drafts are worth."""
+        if any(paths.values()):
+            self._gain += _GAIN_RATE * (expected - self._gain)
+
+    def _probe(self, paths: Sequence[Sequence[float]], chosen: Sequence[int], plain_tokens: int) -> Sequence[int]:
+        """A pass of another size: half the lookahead, or, where there is none, a token for every second sequence.
+
+        None where too few drafts are at hand to make it one: it would be tried again in every pass.
+        """
         if any(chosen):
             return [k // 2 for k in chosen]
-        return [int(bool(path) and i % 2 == 0) for i, path in enumerate(paths)]
+        tokens = [0] * len(paths)
+        offered = [i for i, path in enumerate(paths) if path][: max(1, plain_tokens // 2)]
+        for i in offered:
+            tokens[i] = 1
+        return tokens if len(offered) >= plain_tokens / 3 else chosen
 
     def _scheduled(self, batch: int) -> int:
         steps = [size for size in self._settings.schedule if size <= batch]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.algorithms.cost import PassCost
-from actors.algorithms.lookahead import PROBE, LookaheadController, choose
+from actors.algorithms.lookahead import OFF_BELOW, PROBE, LookaheadController, choose, expected_gain
 from actors.settings import LookaheadSettings
 
 probability = st.floats(0.0, 1.0)
@@ -126,6 +126,14 @@ def test_the_choice_is_the_best_there_is(paths, base, slope):
     assert rate(paths, chosen, cost, len(paths)) == pytest.approx(best)
 
 
+@given(st.lists(path, min_size=1, max_size=8), st.floats(1e-3, 1), st.floats(0, 0.2))
+def test_the_expected_gain_is_over_the_same_pass_without_drafts(paths, base, slope):
+    cost, none = cost_of(base, slope), [0] * len(paths)
+    chosen = choose(paths, cost, len(paths))
+    expected = rate(paths, chosen, cost, len(paths)) / rate(paths, none, cost, len(paths)) - 1
+    assert expected_gain(paths, chosen, cost, len(paths)) == pytest.approx(expected, abs=1e-9)
+
+
 @settings(max_examples=150)
 @given(st.lists(path.filter(bool), min_size=1, max_size=4), st.floats(1e-3, 1), st.floats(0, 0.2), st.data())
 def test_more_confidence_never_means_less_lookahead(paths, base, slope, data):
@@ -202,6 +210,21 @@ def test_saturation_is_found_and_left_again():
         statistics.mode(run(controller, 300, 400, 0.025, 0.001)) == 0.0
     )  # break-even: .8 · 25 / (1 · .2) = 100 sequences
     assert statistics.mode(run(controller, 100, 4, 0.025, 0.001)) > 0
+
+
+def test_a_gain_of_one_percent_is_not_worth_it():
+    """A draft of .8 for each of 16 sequences, at 4.46 ms a pass and 1 ms a token: 1.8 · 20.46 / 36.46 = 1.01. With one
+    sequence it is 1.8 · 5.46 / 6.46 = 1.52."""
+    controller = LookaheadController(LookaheadSettings(maximum=1))
+    assert expected_gain([[0.8]] * 16, [1] * 16, cost_of(0.00446, 0.001), 16) == pytest.approx(0.01, abs=1e-4)
+    run(controller, 10, 1, 0.00446, 0.001)
+    assert not controller.is_off
+    seen = run(controller, 200, 16, 0.00446, 0.001)
+    assert controller.is_off
+    assert sum(1 for k in seen[40:] if k) <= 160 // PROBE + 1  # probes alone
+    assert run(controller, 5, 1, 0.00446, 0.001)[-1] == 1
+    assert not controller.is_off
+    assert OFF_BELOW == 0.02
 
 
 def test_a_sequence_that_disappoints_loses_its_lookahead_and_gets_it_back():
