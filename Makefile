@@ -42,6 +42,16 @@ bench: $(STAMP)  ## ways of decoding side by side (ARGS="--help" lists them)
 bench-draft: $(STAMP)  ## what the demo draft is worth, on prompts that it was not trained on
 	$(BIN)/python -m benchmarks.draft $(ARGS)
 
+.PHONY: distill-demo
+DRAFT ?= benchmarks/out/demo-draft
+MINUTES ?= 30
+distill-demo: $(STAMP)  ## a draft for the demo model from nothing, in half an hour of one core, and what it is worth (DRAFT=folder)
+	mkdir -p $(dir $(DRAFT))
+	$(BIN)/python -m cluster.demo_draft.prompts > $(DRAFT).prompts.txt
+	test -d $(DRAFT) || $(BIN)/outrider distill demo:smollm2-135m --prompts $(DRAFT).prompts.txt --out $(DRAFT) \
+		--held cluster/demo_draft/held-prompts.json --minutes $(MINUTES) --threads 1 --context 512 $(ARGS)
+	$(BIN)/python -m benchmarks.draft --draft $(DRAFT) --compare
+
 bench-algorithms: $(STAMP)  ## cost of the acceptance rules and the noise
 	$(BIN)/python -m benchmarks.algorithms $(ARGS)
 

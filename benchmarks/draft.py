@@ -3,30 +3,34 @@
     python -m benchmarks.draft                      # about ten minutes of one core
     python -m benchmarks.draft --prompts 8          # a rougher look
     python -m benchmarks.draft --draft PATH         # a draft that `outrider distill` made for the demo target
+    python -m benchmarks.draft --compare            # every rule and temperature against early exit and prompt lookup
 
 Greedy agreement runs along the target's greedy answers to all held-out prompts. Acceptance is that of the real
 engines taking turns, a chain of `--lookahead` draft tokens and then a pass: per tested token, and as tokens committed
-per pass. Both are the pair's own, whatever the machine; the times below them are this machine's. The last lines
-compare with drafts that need no training.
+per pass. Both are the pair's own, whatever the machine; the times below them are this machine's. Early exit (as many
+of the target's first layers) and prompt lookup are drafts that need no training; with --compare the exit code is 1
+unless the draft commits more tokens per pass than either, by more than chance (one-sided 5 %), in every line.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from actors.distillation.appraisal import RULES
-from actors.distillation.evaluation import Acceptance, acceptance, agreement, measure
+from actors.distillation.evaluation import Acceptance, acceptance, agreement, is_better, measure
 from actors.distillation.prompts import Ids, read_prompts
 from actors.engines.causal_lm import CausalLM
 from actors.engines.prompt_lookup import PromptLookupDraft
 from actors.engines.slots import SlotRow
 from actors.engines.transformers_target import TransformersTarget
-from actors.settings import DraftSettings, TargetSettings
+from actors.settings import DraftSettings, Rule, TargetSettings
 from actors.text import TextCodec
 from benchmarks.cpu_block import provenance
 from cluster import models, weights
@@ -50,28 +54,46 @@ def step_seconds(model: CausalLM, rows: int, rounds: int) -> float:
     return statistics.median(seconds[1:])
 
 
-def lookup_acceptance(target: CausalLM, prompts: Sequence[Ids], tokens: int, lookahead: int) -> Acceptance:
-    """Prompt lookup at temperature 0."""
+def lookup_acceptance(
+    target: CausalLM, prompts: Sequence[Ids], *, rule: Rule, temperature: float, tokens: int, lookahead: int
+) -> Acceptance:
+    """Prompt lookup."""
     context = max(map(len, prompts)) + tokens + lookahead + 1
     return measure(
-        TransformersTarget(target, TargetSettings(slots=len(prompts), context=context)),
-        PromptLookupDraft(DraftSettings(slots=len(prompts), context=context)),
+        TransformersTarget(target, TargetSettings(slots=len(prompts), context=context, rule=rule)),
+        PromptLookupDraft(DraftSettings(slots=len(prompts), context=context, rule=rule)),
         prompts,
-        rule="coupled",
-        temperature=0.0,
+        rule=rule,
+        temperature=temperature,
         tokens=tokens,
         lookahead=lookahead,
     )
 
 
-def show(name: str, found: Acceptance) -> None:
-    print(
-        f"{name:<34}{found.rate:.3f} ± {found.rate_error:.3f}{found.length:>10.2f} ± {found.length_error:.2f}",
-        flush=True,
-    )
+def shown(found: Acceptance) -> str:
+    return f"{found.rate:.3f} ± {found.rate_error:.3f}{found.length:>8.2f} ± {found.length_error:.2f}"
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def named(rule: Rule, temperature: float) -> str:
+    return f"{'every exact rule' if temperature == 0 else rule}, temperature {temperature:g}"
+
+
+def compare(target: CausalLM, draft: CausalLM, early: CausalLM, prompts: Sequence[Ids], common: dict[str, int]) -> bool:
+    """Print a line per rule and temperature. Returns whether the draft is the best in all of them."""
+    print(f"{'':<34}{'the draft':<26}{'early exit':<26}{'prompt lookup':<26}better than both")
+    best = True
+    for rule, temperature in RULES:
+        asked: dict[str, Any] = {"rule": rule, "temperature": temperature, **common}
+        mine, others = acceptance(target, draft, prompts, **asked), [acceptance(target, early, prompts, **asked)]
+        others.append(lookup_acceptance(target, prompts, **asked))
+        better = all(is_better(mine, other) for other in others)
+        best &= better
+        columns = "".join(f"{shown(one):<26}" for one in [mine, *others])
+        print(f"{named(rule, temperature):<34}{columns}{'yes' if better else 'NO'}", flush=True)
+    return best
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draft", default=models.DEMO_DRAFT, help="a draft for the demo target")
     parser.add_argument("--prompts", type=int, default=64, help="held-out prompts for the agreement")
@@ -81,6 +103,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--lookahead", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=15, help="repetitions of a timed step")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--compare", action="store_true", help="with drafts that need no training, and nothing else")
     options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
     print(provenance(f"{options.draft} for {models.DEMO_TARGET}"))
@@ -88,30 +111,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     tokenizer = models.load_tokenizer(models.DEMO_TARGET)
     held = read_prompts(HELD_PROMPTS, TextCodec(tokenizer), 512, chat=True)[: options.prompts]
     target, draft = weights.load_model(models.DEMO_TARGET), weights.load_model(options.draft)
-    found = agreement(target, draft, held, options.tokens)
+    agreed = agreement(target, draft, held, options.tokens)
     print(
-        f"\ngreedy agreement {found.share:.4f} ± {found.error:.4f} "
-        f"({found.tokens} tokens of {len(held)} held-out prompts)\n"
+        f"\ngreedy agreement {agreed.share:.4f} ± {agreed.error:.4f} "
+        f"({agreed.tokens} tokens of {len(held)} held-out prompts)\n"
     )
 
     chosen, common = held[: options.sequences], {"tokens": options.length, "lookahead": options.lookahead}
+    early = weights.load_model(models.DEMO_TARGET, layers=int(draft.module.config.num_hidden_layers))
     print(
         f"{len(chosen)} held-out prompts, {options.length} tokens each, {options.lookahead} drafted per pass, in turn"
     )
-    print(f"{'':<34}{'per tested token':>15}{'tokens per pass':>19}")
+    print("accepted per tested token, and tokens per pass, each with its standard error")
+    if options.compare:
+        return 0 if compare(target, draft, early, chosen, common) else 1
     for rule, temperature in RULES:
-        name: str = "every exact rule" if temperature == 0 else rule
-        show(
-            f"{name}, temperature {temperature:g}",
-            acceptance(target, draft, chosen, rule=rule, temperature=temperature, **common),
-        )
-    layers = int(draft.module.config.num_hidden_layers)
-    early = weights.load_model(models.DEMO_TARGET, layers=layers)
-    show(
-        f"early exit, {layers} layers, temperature 0",
-        acceptance(target, early, chosen, rule="coupled", temperature=0, **common),
-    )
-    show("prompt lookup, temperature 0", lookup_acceptance(target, chosen, options.length, options.lookahead))
+        found = acceptance(target, draft, chosen, rule=rule, temperature=temperature, **common)
+        print(f"{named(rule, temperature):<34}{shown(found)}", flush=True)
+    greedy: dict[str, Any] = {"rule": "coupled", "temperature": 0.0, **common}
+    print(f"{'early exit, temperature 0':<34}{shown(acceptance(target, early, chosen, **greedy))}", flush=True)
+    print(f"{'prompt lookup, temperature 0':<34}{shown(lookup_acceptance(target, chosen, **greedy))}", flush=True)
 
     half = weights.load_model(options.draft, dtype="bfloat16")
     print(f"\nms, median of {options.rounds}, {CONTEXT} tokens before it; in brackets times a target pass of one token")
@@ -125,6 +144,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 + f"{seconds * 1e3:6.1f}  (1/{base / seconds:.1f})"
             )
 
+    return 0
+
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -67,6 +68,17 @@ def distill(
     plain: Annotated[bool, typer.Option("--plain", help="Prompts are plain text, not messages of a chat.")] = False,
     learning_rate: Annotated[float, typer.Option(min=1e-8, help="Peak learning rate.")] = 1.2e-3,
     seed: Annotated[int, typer.Option(min=0, help="Of all random choices.")] = 0,
+    through: Annotated[
+        str | None,
+        typer.Option(
+            help="Have a running Outrider or vLLM answer the prompts: its URL; `auto`: this machine's, where it serves "
+            "TARGET. Default: TARGET is sampled here.",
+            show_default=False,
+        ),
+    ] = None,
+    served_model: Annotated[str | None, typer.Option(help="What that server calls TARGET, if it has several.")] = None,
+    key: Annotated[str | None, typer.Option(help="Its API key.", envvar="OUTRIDER_API_KEY")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests to it at once.")] = 32,
 ) -> None:
     """Sample TARGET's answers to the prompts, and train a draft of a few layers to say the same.
 
@@ -88,7 +100,9 @@ def distill(
     try:
         _check_place(out)
         options["dtype"] = _chosen(arithmetic, device)
-        card = _run(target, prompts, traffic, held, start, out, layers, vocabulary, options, device, chat=not plain)
+        server = None if through is None else inputs.Server(through, key, served_model, concurrency)
+        asked = _Asked(target, out, prompts, traffic, held, start, server, layers, vocabulary, device, chat=not plain)
+        card = _run(asked, options)
     except KeyboardInterrupt:
         typer.echo("\nStopped. The same command goes on from here.", err=True)
         raise typer.Exit(130) from None
@@ -107,47 +121,58 @@ def distill(
     typer.echo(f"Serve it with draft.model: {out}")
 
 
-def _run(
-    target: str,
-    prompts: Path | None,
-    traffic: Path | None,
-    held: Path | None,
-    start: str | None,
-    out: Path,
-    layers: int | None,
-    vocabulary: int | None,
-    options: dict[str, Any],
-    device: str | None,
-    *,
-    chat: bool,
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The command's arguments that are about things to be loaded."""
+
+    target: str
+    out: Path
+    prompts: Path | None
+    traffic: Path | None
+    held: Path | None
+    start: str | None
+    server: inputs.Server | None
+    layers: int | None
+    vocabulary: int | None
+    device: str | None
+    chat: bool
+
+
+def _run(asked: _Asked, options: dict[str, Any]) -> dict[str, Any]:
     from actors.distillation.run import distill as run
     from actors.distillation.settings import DistillSettings
     from cluster.models import vocabulary_fingerprint
 
-    if prompts is None and traffic is None:
+    if asked.prompts is None and asked.traffic is None:
         raise ConfigError("give --prompts, --traffic or both")
     base = DistillSettings(**options)
     # What is wrong most often is read first: before any weights.
-    tokenizer, limit = inputs.load_tokenizer(target), base.context - base.answer
+    tokenizer, limit = inputs.load_tokenizer(asked.target), base.context - base.answer
     fingerprint = vocabulary_fingerprint(tokenizer)
-    recorded = None if traffic is None else inputs.Recorded(traffic, fingerprint)
-    held_ids = None if held is None else inputs.load_prompts(held, tokenizer, limit, chat=chat)
-    if prompts is not None:
-        ids = inputs.load_prompts(prompts, tokenizer, limit, chat=chat)
+    recorded = None if asked.traffic is None else inputs.Recorded(asked.traffic, fingerprint)
+    held = None if asked.held is None else inputs.load_prompts(asked.held, tokenizer, limit, chat=asked.chat)
+    if asked.prompts is not None:
+        ids = inputs.load_prompts(asked.prompts, tokenizer, limit, chat=asked.chat)
     else:
         assert recorded is not None
         ids = recorded.prompts(limit)
-    begin = None if start is None else inputs.load_start(start, fingerprint)
+    start = None if asked.start is None else inputs.load_start(asked.start, fingerprint)
     settings = DistillSettings(
         **options,
-        start=start,
-        layers=layers or (begin.layers if begin is not None else _LAYERS),
-        vocabulary=_vocabulary(vocabulary, start),
+        start=asked.start,
+        layers=asked.layers or (start.layers if start is not None else _LAYERS),
+        vocabulary=_vocabulary(asked.vocabulary, asked.start),
     )
-    model = inputs.load_target(target, tokenizer, device)
+    target = inputs.load_target(asked.target, tokenizer, asked.device)
+    source = None if asked.server is None else asked.server.source(target, ids[0], settings, _say)
     with shown() as report:
-        return run(model, ids, out, settings, report=report, traffic=recorded, start=begin, held=held_ids)
+        return run(
+            target, ids, asked.out, settings, report=report, traffic=recorded, start=start, held=held, source=source
+        )
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
 
 
 def _vocabulary(wanted: int | None, start: str | None) -> int | Literal["start"] | None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from actors.errors import ConfigError, PromptError
+from actors.errors import ConfigError, OutriderError, PromptError
+
+DEFAULT_URL = "http://127.0.0.1:8000"
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from actors.distillation.job import Target
     from actors.distillation.prompts import Ids
+    from actors.distillation.sampler import Source
+    from actors.distillation.settings import DistillSettings
     from actors.distillation.start import Start
     from actors.distillation.store import Sample
 
@@ -64,6 +69,51 @@ def load_start(reference: str, fingerprint: str) -> Start:
         raise ConfigError(f"{reference} is no draft for this target: it has another vocabulary", "start")
     module, vocabulary = weights.load_draft(reference, torch.float32)
     return Start(module, reference, vocabulary)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Who is to answer the prompts. through: a URL; `auto` for the server of this machine where one serves the target.
+
+    key: of its API. model: what it calls the target, if it serves several.
+    """
+
+    through: str
+    key: str | None = None
+    model: str | None = None
+    concurrency: int = 32
+
+    def source(
+        self, target: Target, prompt: Ids, settings: DistillSettings, say: Callable[[str], None]
+    ) -> Source | None:
+        """Checked against `target` with a short answer to `prompt`; None: sample here.
+
+        Raises ConfigError if it serves something else, UnavailableError if it does not answer; with `auto` both mean
+        to sample here, and `say` is told so.
+        """
+        from deployments.distant_target import DistantTarget
+
+        auto = self.through == "auto"
+        found = DistantTarget(
+            DEFAULT_URL if auto else self.through,
+            answer=settings.answer,
+            context=settings.context,
+            top=settings.top,
+            key=self.key,
+            model=self.model,
+            concurrency=self.concurrency,
+            retries=0 if auto else 6,
+        )
+        try:
+            found.check(target, prompt)
+        except OutriderError as error:
+            if not auto:
+                raise
+            say(f"{error}; the target is sampled here")
+            return None
+        found.retries = 6
+        say(f"{found.url} answers the prompts")
+        return found
 
 
 class Recorded:

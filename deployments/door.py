@@ -190,6 +190,7 @@ class Door:
             "max_model_len": self.served.context,
             "rule": self.served.rule,
             "exact": self.served.exact,
+            **({"vocabulary_fingerprint": self.served.vocabulary} if self.served.vocabulary else {}),
         }
 
     def _echoes(self, body: CompletionRequest) -> list[str]:

@@ -44,7 +44,8 @@ class IngressReplica:
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         facts = await asyncio.to_thread(factory.text_facts, self._config)
-        served = _served(self._config, facts.context)
+        vocabulary = await asyncio.to_thread(factory.target_fingerprint, self._config)
+        served = _served(self._config, facts.context, vocabulary)
         limits, gate = _limits(self._config.ingress), _gate(self._config.ingress)
         context = serve.get_replica_context()
         replica = context.replica_id.unique_id
@@ -100,9 +101,10 @@ def _batch_folder(config: DeploymentConfig) -> Path | None:
     return None if folder is None else Path(folder).expanduser() / config.name
 
 
-def _served(config: DeploymentConfig, context: int) -> Served:
+def _served(config: DeploymentConfig, context: int, vocabulary: str) -> Served:
     try:
         release = version("outrider")
     except PackageNotFoundError:  # run from a source tree on PYTHONPATH
         release = "0"
-    return Served(config.model_id, context, config.rule, created=int(time.time()), version=release)
+    created = int(time.time())
+    return Served(config.model_id, context, config.rule, created=created, version=release, vocabulary=vocabulary)

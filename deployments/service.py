@@ -48,6 +48,8 @@ class Served:
     rule: Rule = "coupled"
     created: int = 0
     version: str = "0"
+    vocabulary: str = ""
+    """Fingerprint of the target's vocabulary (cluster.models.vocabulary_fingerprint); empty where there is none."""
 
     @property
     def exact(self) -> bool:

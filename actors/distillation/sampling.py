@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import random
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -15,13 +14,11 @@ from torch import Tensor
 from actors.distillation.job import Job
 from actors.distillation.prompts import Ids
 from actors.distillation.sampler import Sampler, Source
-from actors.distillation.store import Sample
+from actors.distillation.store import Sample, padded
 from actors.distillation.student import choose_vocabulary
 from actors.engines.causal_lm import CausalLM
 from actors.errors import ConfigError
 
-_NEVER = -1e4
-"""Log-probability of a place that holds no token; float16 has it."""
 _TELL_SECONDS = 2.0
 
 
@@ -142,10 +139,7 @@ def _local(job: Job) -> Source:
 
 def _fitted(job: Job, one: Sample) -> Sample:
     """With as many log-probabilities per position as all others."""
-    size, top = int(job.target.module.get_input_embeddings().num_embeddings), job.settings.top
+    size = int(job.target.module.get_input_embeddings().num_embeddings)
     if max(int(t.max()) for t in (one.prompt, one.answer, one.top_ids)) >= size:
         raise ConfigError(f"the recorded traffic holds ids outside the target's vocabulary of {size}")
-    missing = max(0, top - one.top_ids.shape[1])
-    ids = torch.nn.functional.pad(one.top_ids[:, :top], (0, missing))
-    logp = torch.nn.functional.pad(one.top_logp[:, :top], (0, missing), value=_NEVER)
-    return dataclasses.replace(one, top_ids=ids, top_logp=logp)
+    return padded(one, job.settings.top)

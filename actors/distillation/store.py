@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -79,6 +80,18 @@ class SampleStore:
         if shard not in self._sizes:
             self._sizes[shard] = _header_tokens(shard)
         return self._sizes[shard]
+
+
+NEVER = -1e4
+"""Log-probability of a place that holds no token; float16 has it."""
+
+
+def padded(sample: Sample, top: int) -> Sample:
+    """With `top` log-probabilities per position: the best ones, or all and places that hold no token."""
+    missing = max(0, top - sample.top_ids.shape[1])
+    ids = torch.nn.functional.pad(sample.top_ids[:, :top], (0, missing))
+    logp = torch.nn.functional.pad(sample.top_logp[:, :top], (0, missing), value=NEVER)
+    return dataclasses.replace(sample, top_ids=ids, top_logp=logp)
 
 
 def read_shard(shard: Path) -> list[Sample]:
