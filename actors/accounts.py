@@ -41,6 +41,7 @@ class PassAccounts:
         self._proposed = self._accepted = self._committed = self._held = 0.0
         self._passes, self._busy_s, self._rows = 0, 0.0, 0
         self._ended = self._row_seconds = 0.0
+        self._decided = self._tokens = self._squares = 0
         recorder.set(telemetry.SLOTS, settings.slots)
         recorder.set(telemetry.KV_POSITIONS, settings.slots * settings.context)
 
@@ -90,7 +91,8 @@ class PassAccounts:
 
         lookahead: draft tokens verified, acceptance_length: tokens committed, per pass and sequence. held: share of
         the time in which passes waited for drafts. gain: tokens per second over plain decoding's, as estimated.
-        passes, busy_s and rows (sequences in passes) count from the start.
+        passes, busy_s and rows (sequences in passes) count from the start; so do decided (sequences in passes that
+        committed tokens), committed (these tokens) and committed_squares (the sum of the squares of their numbers).
         """
         facts = self.load(scheduler) | {
             "lookahead": self._proposed,
@@ -98,6 +100,9 @@ class PassAccounts:
             "passes": float(self._passes),
             "busy_s": self._busy_s,
             "rows": float(self._rows),
+            "decided": float(self._decided),
+            "committed": float(self._tokens),
+            "committed_squares": float(self._squares),
         }
         if self._committed:
             facts["acceptance_length"] = self._committed
@@ -110,7 +115,10 @@ class PassAccounts:
     def _decisions(self, report: PassReport) -> None:
         recorder = self._recorder
         verdicts = [ruling.verdict for ruling in report.rulings if ruling.verdict.error is None]
-        committed = sum(len(v.tokens) for v in verdicts)
+        lengths = [len(v.tokens) for v in verdicts if v.tokens]
+        committed = sum(lengths)
+        self._decided, self._tokens = self._decided + len(lengths), self._tokens + committed
+        self._squares += sum(length * length for length in lengths)
         recorder.add(telemetry.COMMITTED, committed)
         recorder.add(telemetry.DECIDED_ROWS, len(verdicts))
         recorder.add(telemetry.STARVED, report.starved)

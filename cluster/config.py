@@ -111,6 +111,14 @@ class TargetTier(Tier):
         return self.engine != "vllm" or self.engine_kwargs.get("distributed_executor_backend") == "ray"
 
 
+class DraftChoice(Settings):
+    """Which draft is run: what can be exchanged while everything else goes on (see `outrider rollout`)."""
+
+    model: str
+    dtype: Dtype | Literal["auto"] = "float32"
+    engine_kwargs: dict[str, Any] = {}
+
+
 class DraftTier(Tier):
     """The model, or method, that guesses."""
 
@@ -248,6 +256,18 @@ class DeploymentConfig(Settings):
         if self.rule in ("rejection", "block") and target.engine == "emulated":
             raise ValueError(f"rule '{self.rule}' needs a real model; an emulated target decides by 'coupled'")
         return self
+
+    @property
+    def draft_choice(self) -> DraftChoice:
+        """The part of the draft tier that can be exchanged."""
+        draft = self.draft
+        return DraftChoice(model=draft.model, dtype=draft.dtype, engine_kwargs=draft.engine_kwargs)
+
+    def with_draft(self, choice: DraftChoice) -> DeploymentConfig:
+        """The same with another draft. Raises ConfigError when it does not go with the rest."""
+        raw = self.model_dump(mode="json")
+        raw["draft"] |= choice.model_dump(mode="json")
+        return load_config(raw)
 
     def resolved_target(self) -> TargetSettings:
         """The target's settings with the deployment's rule."""

@@ -139,7 +139,7 @@ def _of_server(
 ) -> None:
     from deployments.client import connect
 
-    asked = [[{"role": "user", "content": text}] for text in _texts(prompts)]
+    asked = [[{"role": "user", "content": text}] for text in read_texts(prompts)]
     with connect(url, key=key) as client:
         results = client.generate(
             asked, concurrency=concurrency, max_tokens=tokens, temperature=temperature, errors="raise"
@@ -187,7 +187,7 @@ def achieved(results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def _texts(path: Path) -> list[str]:
+def read_texts(path: Path) -> list[str]:
     """Texts of a file: lines, a JSON list, or JSON lines with `prompt`. Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from pathlib import Path
 from typing import Any
 
 from ray import serve
@@ -28,11 +31,16 @@ def build(args: dict[str, Any]) -> Application:
 
 
 def application(config: DeploymentConfig) -> Application:
-    """Ingress, orchestrators and both tiers, bound to each other."""
+    """Ingress, orchestrators and both tiers, bound to each other.
+
+    Which draft the draft tier runs is its `user_config`, which Serve exchanges without touching anything else: where
+    `serve deploy` runs this, under `deployments` in the file; where `serve.run` does, by running it again.
+    """
     raw = config.model_dump(mode="json")
-    tiers = [_tier(config, raw, "target")]
+    version = code_version(config)
+    tiers = [_tier(config, raw, "target", version)]
     if config.draft.kind != "none":
-        tiers.append(_tier(config, raw, "draft"))
+        tiers.append(_tier(config, raw, "draft", version))
     drain = config.orchestrator.settings.request_timeout_s
     common = {
         "max_ongoing_requests": ONGOING,
@@ -40,13 +48,13 @@ def application(config: DeploymentConfig) -> Application:
         "health_check_period_s": HEALTH_PERIOD_S,
         "health_check_timeout_s": HEALTH_TIMEOUT_S,
     }
-    orchestrator = serve.deployment(OrchestratorReplica).options(
+    orchestrator = _deployment(OrchestratorReplica, version).options(
         **common,
         name="Orchestrator",
         num_replicas=config.orchestrator.replicas,
         ray_actor_options=_light(config.orchestrator.labels),
     )
-    ingress = serve.deployment(IngressReplica).options(
+    ingress = _deployment(IngressReplica, version).options(
         **common,
         name="Ingress",
         num_replicas=config.ingress.replicas,
@@ -56,7 +64,28 @@ def application(config: DeploymentConfig) -> Application:
     return bound
 
 
-def _tier(config: DeploymentConfig, raw: dict[str, Any], tier: TierName) -> Application:
+def code_version(config: DeploymentConfig) -> str:
+    """Digest of the code, and of all settings but for which draft is run.
+
+    Serve restarts the replicas of a deployment whose version changed; without one, `serve.run` restarts them all.
+    """
+    raw = config.model_dump(mode="json")
+    for name in config.draft_choice.model_dump():
+        del raw["draft"][name]
+    found = hashlib.sha256(json.dumps(raw, sort_keys=True).encode())
+    root = Path(__file__).parent.parent
+    for package in ("actors", "cluster", "deployments"):
+        for file in sorted((root / package).rglob("*.py")):
+            found.update(file.read_bytes())
+    return found.hexdigest()
+
+
+def _deployment(replica: Any, version: str) -> Any:
+    # Serve keeps versions to itself; it takes this one where it would draw one at random.
+    return serve.deployment(replica).options(_internal=True, version=version)
+
+
+def _tier(config: DeploymentConfig, raw: dict[str, Any], tier: TierName, version: str) -> Application:
     settings = config.target if tier == "target" else config.draft
     options: dict[str, Any] = {
         "name": "TargetTier" if tier == "target" else "DraftTier",
@@ -68,7 +97,10 @@ def _tier(config: DeploymentConfig, raw: dict[str, Any], tier: TierName) -> Appl
         **_scale(settings, tier),
         **group_options(config, tier),
     }
-    return serve.deployment(TierReplica).options(**options).bind(raw, tier)
+    if tier == "draft":
+        options["user_config"] = config.draft_choice.model_dump(mode="json")
+    bound: Application = _deployment(TierReplica, version).options(**options).bind(raw, tier)
+    return bound
 
 
 def _scale(tier: TargetTier | DraftTier, name: TierName) -> dict[str, Any]:

@@ -259,12 +259,13 @@ def _add_groups() -> None:
     """Command groups that live in modules of their own."""
     if any(group.name == "k8s" for group in app.registered_groups):
         return
-    from deployments import acceptance_cli, batch_cli, distill_cli, k8s_cli, plan_cli
+    from deployments import acceptance_cli, batch_cli, distill_cli, k8s_cli, plan_cli, rollout_cli
 
     app.command(epilog=batch_cli.EXAMPLES)(batch_cli.batch)
     app.command()(plan_cli.plan)
     app.command()(acceptance_cli.acceptance)
     app.command()(distill_cli.distill)
+    app.command()(rollout_cli.rollout)
     app.command()(k8s_cli.observe)
     app.add_typer(k8s_cli.app, name="k8s")
     app.add_typer(k8s_cli.grafana, name="grafana")

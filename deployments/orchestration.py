@@ -88,6 +88,7 @@ class OrchestratorReplica:
     async def __init__(self, raw: dict[str, Any], *tiers: Any) -> None:  # type: ignore[misc]  # Serve awaits it
         from ray import serve
 
+        self._raw = raw
         context = serve.get_replica_context()
         config = DeploymentConfig.model_validate(raw)
         facts = await asyncio.to_thread(factory.text_facts, config)
@@ -112,6 +113,10 @@ class OrchestratorReplica:
     async def status(self) -> dict[str, Any]:
         """Both tiers as this orchestrator sees them."""
         return await self._own.status()
+
+    async def configuration(self) -> dict[str, Any]:
+        """What the application was started with; the draft may have been exchanged since."""
+        return self._raw
 
     async def ready(self) -> bool:
         """Whether both tiers can serve."""

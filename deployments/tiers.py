@@ -22,7 +22,7 @@ from actors.settings import DraftSettings, TargetSettings
 from actors.target import TargetActor
 from actors.wire import node_address
 from cluster import factory
-from cluster.config import DeploymentConfig
+from cluster.config import DeploymentConfig, DraftChoice
 from cluster.placement import TierName, actor_gpus, bundles
 from cluster.recorder import RayRecorder
 from cluster.supervision import Construction, Supervision, built
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from actors.vllm_target import VllmTargetActor
 
 logger = logging.getLogger("ray.serve")
+
+HANDOVER_S = 2.0
+"""How long a draft that is exchanged may wait for others to take its sequences; they need no draft to go on."""
 
 
 class TierReplica:
@@ -55,12 +58,42 @@ class TierReplica:
         self._supervision = Supervision()
         self._placed = 0
         self._given_up: str | None = None
-        self._replacing: asyncio.Task[None] | None = None
+        self._replacing: asyncio.Task[Any] | None = None
+        self._actor: Any = None
+        self._ranks: list[Any] = []
+        if tier == "target":
+            await self._begin()
+
+    async def reconfigure(self, choice: dict[str, Any]) -> None:
+        """Serve's word on which draft to run (DraftChoice), at the beginning and whenever it changes.
+
+        Another draft's actor replaces this one's, which first gives its sequences to other drafts, as far as there
+        are any: for a while sequences here are decoded plainly.
+        """
+        config = self._config.with_draft(DraftChoice.model_validate(choice))
+        if self._actor is not None and config == self._config:
+            return
+        former, self._config = self._actor, config
+        if former is None:
+            await self._begin()
+            return
+        if self._replacing is not None:  # of the former draft
+            self._replacing.cancel()
+        self._replacing = asyncio.current_task()  # health checks wait
+        try:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(former.drain.remote(), min(self._settings.drain_s, HANDOVER_S))
+            self._kill()
+            await self._begin()
+        finally:
+            self._replacing = None
+
+    async def _begin(self) -> None:
         self._actor = self._place()
         try:
             self._card = await self._built()
         except Exception as error:
-            raise RuntimeError(f"the {tier} model could not be built: {_first_line(error)}") from error
+            raise RuntimeError(f"the {self._tier} model could not be built: {_first_line(error)}") from error
 
     def _place(self) -> Any:
         """Create the actor in this replica's placement group, if it has one."""
@@ -186,6 +219,8 @@ class TierReplica:
 
     async def __del__(self) -> None:
         """Serve's graceful end: the actor finishes its sequences, or hands them over, within `drain_s`."""
+        if self._actor is None:
+            return
         if self._given_up is None and self._replacing is None:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(self._actor.drain.remote(), self._settings.drain_s)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from actors.algorithms.types import Outcome
 from actors.distillation.prompts import Ids
@@ -194,7 +194,17 @@ def greedy_guesses(draft: CausalLM, prompt: Ids, answer: Sequence[int]) -> list[
     return guesses
 
 
-def is_better(new: Acceptance, old: Acceptance, z: float = 1.64) -> bool:
+class Length(Protocol):
+    """A measured acceptance length: tokens committed per pass and sequence, and its standard error."""
+
+    @property
+    def length(self) -> float: ...
+
+    @property
+    def length_error(self) -> float: ...
+
+
+def is_better(new: Length, old: Length, z: float = 1.64) -> bool:
     """Whether `new` commits more tokens per pass than `old` by more than chance (one-sided 5 % at z = 1.64)."""
     return new.length - old.length > z * math.hypot(new.length_error, old.length_error)
 
