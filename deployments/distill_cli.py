@@ -84,6 +84,9 @@ def distill(
 
     Stop it at any moment (Ctrl-C): the same command goes on where it stopped. The draft appears in OUT when it is
     done, with a card of how it was made and what it is worth; serve it with draft.model: OUT.
+
+    Under `accelerate launch --num_processes N -m deployments.cli distill ...` N GPUs train together; the first one
+    samples (or --through a server), and evaluates.
     """
     import torch
 
@@ -109,6 +112,8 @@ def distill(
     except (OutriderError, ValueError) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2 if isinstance(error, ConfigError | ValueError) else 1) from error
+    if card is None:  # one of several processes, and not the first
+        return
     agreed = card["greedy_agreement"]
     typer.echo(f"{out}: greedy agreement {agreed['share']:.3f} ± {agreed['error']:.3f} on prompts kept from training")
     for row in card["acceptance"]:
@@ -138,7 +143,9 @@ class _Asked:
     chat: bool
 
 
-def _run(asked: _Asked, options: dict[str, Any]) -> dict[str, Any]:
+def _run(asked: _Asked, options: dict[str, Any]) -> dict[str, Any] | None:
+    from actors.distillation.parallel import launched
+    from actors.distillation.run import assist
     from actors.distillation.run import distill as run
     from actors.distillation.settings import DistillSettings
     from cluster.models import vocabulary_fingerprint
@@ -163,12 +170,30 @@ def _run(asked: _Asked, options: dict[str, Any]) -> dict[str, Any]:
         layers=asked.layers or (start.layers if start is not None else _LAYERS),
         vocabulary=_vocabulary(asked.vocabulary, asked.start),
     )
-    target = inputs.load_target(asked.target, tokenizer, asked.device)
+    group = launched()
+    device = asked.device if group is None else group.device
+    target = inputs.load_target(asked.target, tokenizer, device)
+    if group is not None and group.rank > 0:
+        assist(target, asked.out, settings, group, start=start)
+        group.close()
+        return None
     source = None if asked.server is None else asked.server.source(target, ids[0], settings, _say)
     with shown() as report:
-        return run(
-            target, ids, asked.out, settings, report=report, traffic=recorded, start=start, held=held, source=source
+        card = run(
+            target,
+            ids,
+            asked.out,
+            settings,
+            report=report,
+            traffic=recorded,
+            start=start,
+            held=held,
+            source=source,
+            group=group,
         )
+    if group is not None:
+        group.close()
+    return card
 
 
 def _say(line: str) -> None:

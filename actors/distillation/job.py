@@ -102,21 +102,28 @@ def open_state(folder: Path, identity: dict[str, Any]) -> State:
 
     Raises ConfigError if it is damaged, or of a run that differs in `identity`, naming what differs.
     """
-    file = folder / "state.json"
-    if not file.exists():
+    state = look_at_state(folder)
+    if state is None:
         state = State(identity)
         _write(folder, state)
         return state
-    try:
-        state = State(**json.loads(file.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{file} is damaged: delete {folder} to start afresh") from error
     if changed := _differences(state.identity, identity):
         raise ConfigError(
             f"{folder} holds an unfinished run with other {', '.join(changed)}: give the same command again "
             "to finish it, delete it to start afresh, or choose another place"
         )
     return state
+
+
+def look_at_state(folder: Path) -> State | None:
+    """The state of the run in `folder`; None if there is none. Raises ConfigError if it is damaged."""
+    file = folder / "state.json"
+    if not file.exists():
+        return None
+    try:
+        return State(**json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{file} is damaged: delete {folder} to start afresh") from error
 
 
 @contextmanager

@@ -8,6 +8,7 @@ there), q the draft's over its own vocabulary. The second term is one minus the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,16 @@ class Measures:
         self.cross_entropy += other.cross_entropy
         self.overlap += other.overlap
         self.agreed += other.agreed
+
+    def as_list(self) -> list[float]:
+        """The sums, for adding them up elsewhere; `of` reads them."""
+        return [float(self.positions), self.cross_entropy, self.overlap, float(self.agreed)]
+
+    @classmethod
+    def of(cls, sums: Sequence[float]) -> Measures:
+        """The inverse of as_list."""
+        positions, cross_entropy, overlap, agreed = sums
+        return cls(round(positions), cross_entropy, overlap, round(agreed))
 
     @property
     def agreement(self) -> float:

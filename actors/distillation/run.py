@@ -19,7 +19,8 @@ from torch import Tensor
 from actors.distillation import export, sampling
 from actors.distillation.appraisal import appraise
 from actors.distillation.files import explained
-from actors.distillation.job import Job, Report, Target, locked, open_state
+from actors.distillation.job import Job, Report, Target, locked, look_at_state, open_state
+from actors.distillation.parallel import Group
 from actors.distillation.prompts import Ids, digest, split, without
 from actors.distillation.sampler import Source
 from actors.distillation.settings import DistillSettings
@@ -28,6 +29,8 @@ from actors.distillation.store import Sample
 from actors.distillation.student import Student, build_student, default_layers
 from actors.distillation.training import train
 from actors.errors import ConfigError
+
+_LOOK_S = 1.0
 
 
 def distill(
@@ -41,13 +44,15 @@ def distill(
     start: Start | None = None,
     held: Sequence[Ids] | None = None,
     source: Source | None = None,
+    group: Group | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Any]:
     """Make a draft for `target` and write it to `out` as a checkpoint. Returns its card (also in out/card.json).
 
     prompts: as token ids. held: those to evaluate on, which are not trained on; None keeps some of `prompts` from
     training. traffic: answers recorded elsewhere, trained on as well. start: a draft to begin from, as settings.start
-    names it. source: who answers the prompts; None is `target` itself, here.
+    names it. source: who answers the prompts; None is `target` itself, here. group: processes that train together;
+    this is the first of them, and the others call `assist`.
 
     Raises ConfigError when the target cannot be distilled, `start` does not fit it, `out` is taken, a run with other
     settings is unfinished there, or the disk is full; PromptError for too few prompts. After any error, and after
@@ -75,13 +80,34 @@ def distill(
             sampling.take_in(job, traffic, kept_back)
         sampling.sample(job, asked, source)
         draft = student(sampling.vocabulary(job, None if start is None else start.vocabulary))
-        trainer = train(job, draft)
+        trainer = train(job, draft, group)
         card = appraise(job, draft, trainer, kept_back, out.name)
         job.tell("export", 0.0)
         export.write(out, draft, target, card)
         shutil.rmtree(work, ignore_errors=True)
         job.tell("export", 1.0)
     return card
+
+
+def assist(
+    target: Target,
+    out: Path,
+    settings: DistillSettings,
+    group: Group,
+    *,
+    start: Start | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Train together with a process that calls `distill`: waits until there are samples, and ends with the training.
+
+    Both must see the same folder. What is wrong with the command is said by the first process, which ends them all.
+    """
+    student = _student_maker(target, settings, start)
+    folder = out.with_name(f"{out.name}.partial")
+    while not (state := look_at_state(folder)) or not state.sampled:
+        sleep(_LOOK_S)
+    job = Job(target, settings, folder, state, lambda progress: None)
+    train(job, student(sampling.vocabulary(job, None if start is None else start.vocabulary)), group)
 
 
 def _student_maker(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from actors.distillation.loss import Goal, Measures, distillation_loss
+from actors.distillation.parallel import Alone, Group
 from actors.distillation.settings import DistillSettings
 from actors.distillation.store import Sample, SampleStore, read_shard
 from actors.distillation.student import Student
@@ -28,8 +29,16 @@ class Trainer:
     other parameters with AdamW.
     """
 
-    def __init__(self, student: Student, store: SampleStore, settings: DistillSettings, device: str = "cpu") -> None:
-        self.student, self._store, self._settings, self._device = student, store, settings, device
+    def __init__(
+        self,
+        student: Student,
+        store: SampleStore,
+        settings: DistillSettings,
+        device: str = "cpu",
+        group: Group | None = None,
+    ) -> None:
+        self.student, self._store, self._settings, self.device = student, store, settings, device
+        self._group = group or Alone()
         student.module.to(device).train()
         self._low = torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
         self._head = student.head.to(device, self._low)
@@ -44,22 +53,38 @@ class Trainer:
 
     def step(self, progress: float) -> Measures:
         """Train on the next batch. progress: how much of the training is over, from 0 to 1; it sets the rate."""
-        batch = self._next()
+        batch = self._next()[self._group.rank :: self._group.size]
         rate = self._settings.learning_rate * self.rate(progress)
         for optimiser in self._optimisers:
             for group in optimiser.param_groups:
                 group["lr"] = rate
-        ids, places = lay_out(batch)
-        with self._autocast():
-            hidden = self.student.hidden(ids.to(self._device))[places.to(self._device)]
-        loss, measures = distillation_loss(hidden.float(), self._head, self._goal(batch), self._weight)
-        loss.backward()  # type: ignore[no-untyped-call]
+        measures = self._differentiate(batch)
         torch.nn.utils.clip_grad_norm_(self._parameters, _CLIP)
         for optimiser in self._optimisers:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         self.step_count += 1
         self.positions += measures.positions
+        return measures
+
+    def _differentiate(self, batch: Sequence[Sample]) -> Measures:
+        """Gradients of the mean loss over the whole group's positions. batch: this process's share, maybe empty."""
+        measures = Measures()
+        if batch:
+            ids, places = lay_out(batch)
+            with self._autocast():
+                hidden = self.student.hidden(ids.to(self.device))[places.to(self.device)]
+            loss, measures = distillation_loss(hidden.float(), self._head, self._goal(batch), self._weight)
+            loss.backward()  # type: ignore[no-untyped-call]
+        if self._group.size == 1:
+            return measures
+        own = measures.positions
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad * own for p in self._parameters]
+        sums = torch.tensor(measures.as_list(), device=self.device)
+        *gradients, sums = self._group.total([*gradients, sums])
+        measures = Measures.of(sums.tolist())
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = gradient / measures.positions
         return measures
 
     @torch.no_grad()
@@ -70,7 +95,7 @@ class Trainer:
             batch = samples[start : start + self._settings.batch]
             ids, places = lay_out(batch)
             with self._autocast():
-                hidden = self.student.hidden(ids.to(self._device))[places.to(self._device)]
+                hidden = self.student.hidden(ids.to(self.device))[places.to(self.device)]
             total.add(distillation_loss(hidden, self._head, self._goal(batch), 0.0)[1])
         return total
 
@@ -110,11 +135,11 @@ class Trainer:
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._low == torch.float32:
             return nullcontext()
-        return torch.autocast(torch.device(self._device).type, self._low)
+        return torch.autocast(torch.device(self.device).type, self._low)
 
     def _goal(self, batch: Sequence[Sample]) -> Goal:
-        ids = torch.cat([s.top_ids for s in batch]).to(self._device)
-        return Goal.of(ids, torch.cat([s.top_logp for s in batch]).to(self._device), self._column_of)
+        ids = torch.cat([s.top_ids for s in batch]).to(self.device)
+        return Goal.of(ids, torch.cat([s.top_logp for s in batch]).to(self.device), self._column_of)
 
     def _next(self) -> list[Sample]:
         if self._batches is None:

@@ -9,6 +9,7 @@ import torch
 
 from actors.distillation.files import write_whole
 from actors.distillation.job import Job
+from actors.distillation.parallel import Alone, Group
 from actors.distillation.student import Student
 from actors.distillation.trainer import Trainer
 
@@ -18,9 +19,13 @@ _FEW_STEPS = 50
 """A draft that was trained for less is hardly better than its start."""
 
 
-def train(job: Job, student: Student) -> Trainer:
-    """Train until the time, or the number of steps, is over. Goes on where a run that was stopped had come to."""
-    trainer = Trainer(student, job.store, job.settings, str(job.target.module.device))
+def train(job: Job, student: Student, group: Group | None = None) -> Trainer:
+    """Train until the time, or the number of steps, is over. Goes on where a run that was stopped had come to.
+
+    group: of processes that call this together; the first one's clock and files are all of theirs.
+    """
+    group = group or Alone()
+    trainer = Trainer(student, job.store, job.settings, str(job.target.module.device), group)
     file = job.folder / "training.pt"
     if file.exists():
         trainer.load(torch.load(file, weights_only=True))
@@ -29,11 +34,11 @@ def train(job: Job, student: Student) -> Trainer:
     try:
         while not job.state.trained:
             started = job.clock()
-            measures = trainer.step(_share_done(job, trainer))
+            measures = trainer.step(_agreed(_share_done(job, trainer), group, trainer))
             job.state.training_seconds += job.clock() - started
             loss = _smooth(loss, measures.loss)
             agreed = _smooth(agreed, measures.agreement)
-            done = _share_done(job, trainer)
+            done = _agreed(_share_done(job, trainer), group, trainer)
             job.state.trained = done >= 1
             job.tell(
                 "training",
@@ -45,11 +50,12 @@ def train(job: Job, student: Student) -> Trainer:
                 agreement=agreed,
                 note=_plan(job) if trainer.step_count == 1 else "",
             )
-            if job.clock() - saved > _SAVE_SECONDS:
+            if group.rank == 0 and job.clock() - saved > _SAVE_SECONDS:
                 _save(job, trainer, file)
                 saved = job.clock()
     finally:
-        _save(job, trainer, file)
+        if group.rank == 0:
+            _save(job, trainer, file)
     return trainer
 
 
@@ -73,6 +79,14 @@ def _share_done(job: Job, trainer: Trainer) -> float:
     if job.settings.max_steps is not None:
         share = max(share, trainer.step_count / job.settings.max_steps)
     return min(share, 1.0)
+
+
+def _agreed(share: float, group: Group, trainer: Trainer) -> float:
+    """What the first process says."""
+    if group.size == 1:
+        return share
+    told = torch.tensor([share if group.rank == 0 else 0.0], device=trainer.device)
+    return float(group.total([told])[0])
 
 
 def _save(job: Job, trainer: Trainer, file: Path) -> None:
