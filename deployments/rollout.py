@@ -180,15 +180,22 @@ def live(
     status: Callable[[], Mapping[str, Any]],
     passes: int,
     *,
+    skip: int = 0,
     limit_s: float = 3600.0,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Lengths:
-    """Of the traffic as it comes, over at least so many passes. Raises UnavailableError if they take too long."""
+    """Of the traffic as it comes, over at least so many passes. Raises UnavailableError if they take too long.
+
+    skip: passes that are left out before, in which a draft that has just come catches up with what is under way.
+    """
     first, deadline = counted(status()), clock() + limit_s
     while True:
-        found = since(first, counted(status()))
-        if found.passes >= passes:
+        now = counted(status())
+        found = since(first, now)
+        if skip and found.passes >= skip:
+            first, skip, found = now, 0, Lengths()
+        if not skip and found.passes >= passes:
             return found
         if clock() > deadline:
             raise UnavailableError(

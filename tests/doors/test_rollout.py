@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,6 +93,8 @@ def test_live_traffic_is_waited_for() -> None:
         return {"target": {"replicas": {"t": facts}}}
 
     assert live(status, 8, sleep=lambda s: None) == Lengths(10, 25, 80)
+    looks = iter([(0, 0, 0), (2, 2, 2), (4, 8, 20), (7, 12, 30), (10, 25, 80)])
+    assert live(status, 6, skip=3, sleep=lambda s: None) == Lengths(6, 17, 60)
     idle: dict[str, Any] = {"target": {"replicas": {"t": {}}}}
     ticks = itertools.count(0, 1000)
     with pytest.raises(UnavailableError, match="0 passes in 3600 s, 8 are needed"):
@@ -149,6 +152,7 @@ def test_a_declared_application_keeps_all_else() -> None:
     assert with_user_config({"name": "o"}, NEW)["deployments"][0]["name"] == "DraftTier"
 
 
+@pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_only_the_choice_of_a_draft_leaves_the_version_as_it_is() -> None:
     from deployments.app import code_version
 
@@ -169,14 +173,20 @@ def emulated(acceptance: float) -> DraftChoice:
 def test_a_draft_is_exchanged_under_streams_and_the_target_does_not_notice(ray_port: int) -> None:
     """Acceptance 0.4 to 0.8 is kept, 0.8 to 0.4 is not; eight streams see none of it, nor does the target's actor.
 
-    400 passes of a fixed lookahead: lengths near 1.6 and 3 with standard errors of about 0.05 and 0.08.
+    Passes wait for three draft tokens: lengths near 1 + a + a^2 + a^3, 1.6 and 2.95, over 300 passes with standard
+    errors below 0.1, so that a wrong decision is ten of these away.
     """
     from deployments.local import application
 
     raw = {
         "name": "trial",
         "model_id": "emulated",
-        "target": {"engine": "emulated", "model": "emulated:reference", "engine_kwargs": {"pass_ms": 5.0}},
+        "target": {
+            "engine": "emulated",
+            "model": "emulated:reference",
+            "engine_kwargs": {"pass_ms": 5.0},
+            "settings": {"lookahead": {"mode": "fixed", "maximum": 3, "wait": "bounded", "max_wait_ms": 1000}},
+        },
         "draft": {"kind": "emulated", **emulated(0.4).model_dump(mode="json")},
         "ingress": {"port": ray_port, "route_prefix": "/trial", "batch_folder": None},
     }
@@ -204,11 +214,11 @@ def test_a_draft_is_exchanged_under_streams_and_the_target_does_not_notice(ray_p
         try:
             status = served.status()
             targets, drafts = set(status["target"]["replicas"]), set(status["draft"]["replicas"])
-            better = roll_out(served, emulated(0.8), lambda: live(served.status, 400))
+            better = roll_out(served, emulated(0.8), lambda: live(served.status, 300, skip=30))
             assert better.kept
             assert better.after.length > better.before.length + 0.5
             assert served.choice() == emulated(0.8)
-            worse = roll_out(served, emulated(0.4), lambda: live(served.status, 400))
+            worse = roll_out(served, emulated(0.4), lambda: live(served.status, 300, skip=30))
             assert not worse.kept
             assert served.choice() == emulated(0.8)
             status = served.status()
@@ -219,3 +229,36 @@ def test_a_draft_is_exchanged_under_streams_and_the_target_does_not_notice(ray_p
             for thread in threads:
                 thread.join(60)
         assert broken == []
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore")
+def test_a_draft_is_exchanged_in_a_declared_application(ray_port: int) -> None:
+    """As `serve deploy` runs it: the same, by the file's `user_config`."""
+    from ray import serve
+    from ray.serve.context import _get_global_client
+    from ray.serve.schema import ServeDeploySchema
+
+    raw = {
+        "name": "declared",
+        "model_id": "emulated",
+        "target": {"engine": "emulated", "model": "emulated:reference"},
+        "draft": {"kind": "emulated", **emulated(0.4).model_dump(mode="json")},
+        "ingress": {"batch_folder": None},
+    }
+    file = {"name": "declared", "route_prefix": "/declared", "import_path": "deployments.app:build", "args": raw}
+    serve.start(http_options={"port": ray_port})
+    _get_global_client().deploy_apps(ServeDeploySchema.model_validate({"applications": [file]}), _blocking=True)
+    try:
+        served = ServedApplication("declared")
+        assert served.is_declared
+        while not (status := served.status())["draft"]["replicas"]:
+            time.sleep(0.1)
+        measures = iter([LOW, HIGH])
+        assert roll_out(served, emulated(0.8), lambda: next(measures)).kept
+        assert served.choice() == emulated(0.8)
+        assert served.status()["target"]["replicas"].keys() == status["target"]["replicas"].keys()
+        with pytest.raises(ConfigError, match="is the draft that runs"):
+            roll_out(served, emulated(0.8), lambda: LOW)
+    finally:
+        serve.delete("declared")
