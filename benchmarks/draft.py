@@ -80,7 +80,7 @@ def named(rule: Rule, temperature: float) -> str:
 
 def compare(target: CausalLM, draft: CausalLM, early: CausalLM, prompts: Sequence[Ids], common: dict[str, int]) -> bool:
     """Print a line per rule and temperature. Returns whether the draft is the best in all of them."""
-    print(f"{'':<34}{'the draft':<26}{'early exit':<26}{'prompt lookup':<26}better than both")
+    print(f"{'':<34}{'the draft':<30}{'early exit':<30}{'prompt lookup':<30}better than both")
     best = True
     for rule, temperature in RULES:
         asked: dict[str, Any] = {"rule": rule, "temperature": temperature, **common}
@@ -88,7 +88,7 @@ def compare(target: CausalLM, draft: CausalLM, early: CausalLM, prompts: Sequenc
         others.append(lookup_acceptance(target, prompts, **asked))
         better = all(is_better(mine, other) for other in others)
         best &= better
-        columns = "".join(f"{shown(one):<26}" for one in [mine, *others])
+        columns = "".join(f"{shown(one):<30}" for one in [mine, *others])
         print(f"{named(rule, temperature):<34}{columns}{'yes' if better else 'NO'}", flush=True)
     return best
 

@@ -87,12 +87,14 @@ def settings(**changes: Any) -> DistillSettings:
 
 def checkpoint(folder: Path, *, fast: bool = True, template: bool = True) -> Path:
     """A target on disk, with a tokenizer of the letters and a chat template."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    letters = {"<unk>": 0, "<s>": 1, "</s>": EOS} | {c: i + 3 for i, c in enumerate("abcdefghijklmnopqrstuvwxyz .?")}
+    letters = {"<unk>": 0, "<s>": 1, "</s>": EOS} | {c: i + 3 for i, c in enumerate("abcdefghijklmnopqrstuvwxyzĠ.?")}
     tokenizer = Tokenizer(models.WordLevel(letters, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([bytewise, pre_tokenizers.Split("", "isolated")])
+    tokenizer.decoder = decoders.ByteLevel()
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
     if template:
         wrapped.chat_template = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
