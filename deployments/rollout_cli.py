@@ -49,7 +49,8 @@ def rollout(
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     with ray_cluster(address):
         served = ServedApplication(application, limit)
-        changes = {"model": draft, "dtype": dtype, "engine_kwargs": _parsed(engine_kwargs)}
+        model = str(Path(draft).resolve()) if Path(draft).is_dir() else draft  # replicas run in folders of their own
+        changes = {"model": model, "dtype": dtype, "engine_kwargs": _parsed(engine_kwargs)}
         choice = served.choice().model_copy(update={k: v for k, v in changes.items() if v is not None})
         _check(served, choice)
         sampling = {"max_tokens": max_tokens, "temperature": temperature}
