@@ -51,15 +51,15 @@ def usage(answers: list[Answer]) -> tuple[int, int]:
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 async def test_on_equals_off_over_100_prompts(tiny: Stack, temperature: float) -> None:
     asked = prompts(100)
-    off = await tiny.ask_all(asked, temperature=temperature, speculation=False, margins=True)
-    on = await tiny.ask_all(asked, temperature=temperature)
+    off = await tiny.ask_all(asked, temperature=temperature, max_tokens=24, speculation=False, margins=True)
+    on = await tiny.ask_all(asked, temperature=temperature, max_tokens=24)
     comparison = compared(off, on)
     proposed, accepted = usage(on)
     print(f"temperature {temperature:g}: {comparison}; {accepted} of {proposed} drafts accepted")
     assert comparison.same, str(comparison.different)
     assert comparison.ties <= 2
     assert usage(off) == (0, 0)
-    assert accepted > 1000  # of 4000 tokens: the drafts were used
+    assert accepted > 600  # of 2400 tokens: the drafts were used
     assert proposed > accepted  # and some were wrong
 
 
