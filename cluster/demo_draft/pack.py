@@ -70,16 +70,17 @@ def _card(draft: Path) -> dict[str, Any]:
 def _info(out: Path, card: dict[str, Any]) -> dict[str, Any]:
     """What the demo draft went through, the rounds before this one included if it began from the demo draft."""
     before = out / "info.json"
-    rounds: list[Any] = []
+    former: dict[str, Any] = {"started_from_layers": card["layers_from"], "training": []}
     if card["start"] == models.DEMO_DRAFT and before.is_file():
-        rounds = json.loads(before.read_text(encoding="utf-8"))["training"]
+        former = json.loads(before.read_text(encoding="utf-8"))
     return {
+        **former,
         "target": models.DEMO_TARGET,
         "licence": "Apache-2.0",
         "layers": weights.DEMO_DRAFT_LAYERS,
         "vocabulary": card["draft_vocabulary"],
         "format": "int8 per output row, float32 scales",
-        "training": [*rounds, {name: card[name] for name in _FACTS}],
+        "training": [*former["training"], {name: card[name] for name in _FACTS}],
     }
 
 
