@@ -24,7 +24,7 @@ from deployments.bundles import Bundler, Outcome, answered
 from deployments.directory import NamedActors
 from deployments.overview import overview
 from deployments.recording import answer_recorder
-from deployments.takeover import PATIENCE_S, Response, let_go, take_over
+from deployments.takeover import PATIENCE_S, Response, leave_alone, take_over
 
 MOST_MOVES = 3
 """Orchestrators that one answer may lose before it ends with an error."""
@@ -180,7 +180,9 @@ class RemoteService:
                     yield delta
                 return
             except (RayActorError, SilenceError) as error:
-                ended = not isinstance(error, SilenceError)  # one that stands still may wake up: nobody waits for it
+                ended = True
+                if response is not None and isinstance(error, SilenceError):
+                    leave_alone(response, deltas)
                 if move == MOST_MOVES:
                     raise UnavailableError("orchestrators were lost under this request") from None
             except Exception as error:
@@ -188,7 +190,7 @@ class RemoteService:
                 raise own_error(error) from error
             finally:
                 if response is not None and not ended:
-                    let_go(response)
+                    response.cancel()
 
     async def status(self) -> dict[str, Any]:
         """Both tiers as an orchestrator sees them."""

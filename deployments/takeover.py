@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from actors.messages import Delta
@@ -18,8 +17,6 @@ from deployments.beats import BEAT_S, SilenceError
 
 PATIENCE_S = 1.5 * BEAT_S
 """Who lives beats within `BEAT_S`; where one was lost, the next one is asked after this."""
-MOST_THREADS = 32
-"""Made when they are needed: each cancellation of a call to a node that stands still takes one for a while."""
 
 
 class Response(Protocol):
@@ -35,8 +32,7 @@ async def take_over(
 ) -> tuple[Response, AsyncIterator[Delta], Delta]:
     """The response of whoever spoke first, the rest of its deltas, and the one that it spoke.
 
-    The others are let go as soon as they speak. Not before: Serve's router waits for a call to be accepted in the same
-    thread that would have to wait for its cancellation.
+    The others are left alone (see `leave_alone`).
 
     ask: calls one more orchestrator, of `most` in all; after `patience_s`, or at once when one dies, which is what
     `lost` means.
@@ -62,24 +58,28 @@ async def take_over(
         raise failure
     finally:
         for future, (response, _) in asked.items():
-            _left_alone.add(future)
-            future.add_done_callback(functools.partial(_spoke_too_late, response))
+            _watch(future, response)
+
+
+def leave_alone(response: Response, deltas: AsyncIterator[Delta]) -> None:
+    """Nobody waits for this one any more. It is cancelled when it speaks again, if it ever does, and not before.
+
+    In Ray 2.60 the cancellation of a call to a node that is gone, or stands still, returns when Ray has given that node
+    up, a quarter or half a minute later, and holds up the whole process that asked for it, all its threads included.
+    """
+    _watch(asyncio.ensure_future(anext(deltas)), response)
 
 
 _left_alone: set[asyncio.Future[Delta]] = set()
-"""Whoever was asked, and has not spoken; the event loop itself would forget them."""
+"""The event loop itself would forget them."""
+
+
+def _watch(future: asyncio.Future[Delta], response: Response) -> None:
+    _left_alone.add(future)
+    future.add_done_callback(functools.partial(_spoke_too_late, response))
 
 
 def _spoke_too_late(response: Response, future: asyncio.Future[Delta]) -> None:
     _left_alone.discard(future)
     if not future.cancelled() and future.exception() is None:
-        let_go(response)
-
-
-_letting_go = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="letting-go")
-
-
-def let_go(response: Response) -> None:
-    """Cancel a call, without waiting for it: Ray (2.60) returns from the cancellation of a call to a node that stands
-    still when it has given that node up, half a minute later."""
-    _letting_go.submit(response.cancel)
+        response.cancel()

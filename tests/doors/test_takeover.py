@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
 from actors.messages import Delta
 from deployments.beats import BEAT, SilenceError, listening
-from deployments.takeover import take_over
+from deployments.takeover import leave_alone, take_over
 
 Script = list[Delta | Exception]
 
@@ -25,7 +24,7 @@ class Orchestrator:
     def __init__(self, script: Script) -> None:
         self._script = script
         self.awake = asyncio.Event()
-        self.cancelled = threading.Event()  # it is cancelled in another thread
+        self.cancelled = asyncio.Event()
 
     async def __aiter__(self) -> AsyncGenerator[Delta]:
         if not self._script:
@@ -61,8 +60,17 @@ async def test_one_that_stands_still_is_passed_over(sign: Delta) -> None:
     assert await anext(deltas) == Delta((8,))
     assert not asked[0].cancelled.is_set()  # a call that it has not even heard cannot be cancelled
     asked[0].awake.set()
-    assert await asyncio.to_thread(asked[0].cancelled.wait, 10.0)
+    await asyncio.wait_for(asked[0].cancelled.wait(), 10.0)
     assert not asked[1].cancelled.is_set()
+
+
+async def test_one_that_fell_silent_is_cancelled_when_it_speaks_again() -> None:
+    orchestrator = Orchestrator([])
+    leave_alone(orchestrator, aiter(orchestrator))
+    await asyncio.sleep(0)
+    assert not orchestrator.cancelled.is_set()
+    orchestrator.awake.set()
+    await asyncio.wait_for(orchestrator.cancelled.wait(), 10.0)
 
 
 async def test_after_a_dead_one_the_next_is_asked_at_once() -> None:
