@@ -30,14 +30,16 @@ def build(args: dict[str, Any]) -> Application:
     return application(load_config(args))
 
 
-def application(config: DeploymentConfig) -> Application:
+def application(config: DeploymentConfig, version: str | None = None) -> Application:
     """Ingress, orchestrators and both tiers, bound to each other.
+
+    version: of an application that runs, to change its draft and nothing else; None: of this code and `config`.
 
     Which draft the draft tier runs is its `user_config`, which Serve exchanges without touching anything else: where
     `serve deploy` runs this, under `deployments` in the file; where `serve.run` does, by running it again.
     """
     raw = config.model_dump(mode="json")
-    version = code_version(config)
+    version = version or code_version(config)
     tiers = [_tier(config, raw, "target", version)]
     if config.draft.kind != "none":
         tiers.append(_tier(config, raw, "draft", version))
@@ -60,7 +62,7 @@ def application(config: DeploymentConfig) -> Application:
         num_replicas=config.ingress.replicas,
         ray_actor_options=_light(config.ingress.labels),
     )
-    bound: Application = ingress.bind(raw, orchestrator.bind(raw, *tiers))
+    bound: Application = ingress.bind(raw, orchestrator.bind(raw, version, *tiers))
     return bound
 
 

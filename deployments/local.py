@@ -93,7 +93,8 @@ def _connected(address: str | None) -> Iterator[bool]:
         try:
             ray.init(address=address, **quiet)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise ConfigError(f"cannot reach the Ray cluster at {address}: {error}") from error
+            hint = "" if address == "auto" else " (a cluster with Ray's tokens wants RAY_AUTH_MODE=token)"
+            raise ConfigError(f"cannot reach the Ray cluster at {address}{hint}: {error}") from error
     try:
         yield address is None
     finally:

@@ -85,10 +85,10 @@ class OwnService:
 class OrchestratorReplica:
     """One orchestrator. `tiers` are the tiers' handles; they make Serve start the tiers with the application."""
 
-    async def __init__(self, raw: dict[str, Any], *tiers: Any) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, raw: dict[str, Any], version: str, *tiers: Any) -> None:  # type: ignore[misc]  # Serve awaits it
         from ray import serve
 
-        self._raw = raw
+        self._raw, self._version = raw, version
         context = serve.get_replica_context()
         config = DeploymentConfig.model_validate(raw)
         facts = await asyncio.to_thread(factory.text_facts, config)
@@ -117,6 +117,10 @@ class OrchestratorReplica:
     async def configuration(self) -> dict[str, Any]:
         """What the application was started with; the draft may have been exchanged since."""
         return self._raw
+
+    async def version(self) -> str:
+        """Of the application, as app.code_version told when it was started: the code may have changed since."""
+        return self._version
 
     async def ready(self) -> bool:
         """Whether both tiers can serve."""

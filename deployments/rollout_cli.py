@@ -46,8 +46,8 @@ def rollout(
     from deployments.served_application import ServedApplication
 
     asked = None if prompts is None else _messages(prompts)
-    logging.getLogger("ray.serve").setLevel(logging.ERROR)
     with ray_cluster(address):
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
         served = ServedApplication(application, limit)
         model = str(Path(draft).resolve()) if Path(draft).is_dir() else draft  # replicas run in folders of their own
         changes = {"model": model, "dtype": dtype, "engine_kwargs": _parsed(engine_kwargs)}
@@ -92,7 +92,7 @@ def _measured(
     sampling: dict[str, Any],
 ) -> Lengths:
     from deployments.client import connect
-    from deployments.rollout import live, of_results
+    from deployments.rollout import Lengths, live, of_results
 
     if asked is None:
         return live(served.status, passes, skip=passes // 10)

@@ -32,6 +32,7 @@ class ServedApplication:
         self._handle = serve.get_deployment_handle("Orchestrator", name)
         try:
             raw = self._handle.configuration.remote().result(timeout_s=60)
+            self._version: str = self._handle.version.remote().result(timeout_s=60)
         except Exception as error:
             raise ConfigError(f"{name!r} does not say how it was started: is it Outrider, of this version?") from error
         self.config = DeploymentConfig.model_validate(raw)
@@ -69,7 +70,7 @@ class ServedApplication:
 
         config = self.config.with_draft(choice)
         with _explained(choice):
-            serve.run(application(config), name=self._name, route_prefix=config.ingress.route_prefix)
+            serve.run(application(config, self._version), name=self._name, route_prefix=config.ingress.route_prefix)
 
     def _declare_again(self, choice: DraftChoice) -> None:
         """As `serve deploy` started it, together with all applications that were deployed so."""

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from actors.errors import ConfigError, UnavailableError
 from cluster.config import DraftChoice, load_config
 from deployments.client import connect
 from deployments.results import Result
 from deployments.rollout import Lengths, live, of_results, roll_out, since
-from deployments.rollout_cli import table
+from deployments.rollout_cli import rollout, table
 from deployments.served_application import ServedApplication, with_user_config
 
 OLD, NEW = DraftChoice(model="old"), DraftChoice(model="new")
@@ -170,8 +174,13 @@ def emulated(acceptance: float) -> DraftChoice:
 
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore")
-def test_a_draft_is_exchanged_under_streams_and_the_target_does_not_notice(ray_port: int) -> None:
+def test_a_draft_is_exchanged_under_streams_and_the_target_does_not_notice(
+    ray_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Acceptance 0.4 to 0.8 is kept, 0.8 to 0.4 is not; eight streams see none of it, nor does the target's actor.
+
+    The code that exchanges drafts is another version than the one that started the application. The command, with
+    prompts of its own, decides the same.
 
     Passes wait for three draft tokens: lengths near 1 + a + a^2 + a^3, 1.6 and 2.95, over 300 passes with standard
     errors below 0.1, so that a wrong decision is ten of these away.
@@ -190,7 +199,10 @@ def test_a_draft_is_exchanged_under_streams_and_the_target_does_not_notice(ray_p
         "draft": {"kind": "emulated", **emulated(0.4).model_dump(mode="json")},
         "ingress": {"port": ray_port, "route_prefix": "/trial", "batch_folder": None},
     }
+    questions = tmp_path / "questions.txt"
+    questions.write_text("Who?\nWhy?\n")
     with application(load_config(raw)) as url, connect(url) as client:
+        monkeypatch.setattr("deployments.app.code_version", lambda config: "changed since")
         served = ServedApplication("trial")
         prompts = [f"question {n}" for n in range(8)]
         plain = client.generate(prompts, max_tokens=60, temperature=0.0, speculation=False)
@@ -220,6 +232,14 @@ def test_a_draft_is_exchanged_under_streams_and_the_target_does_not_notice(ray_p
             assert served.choice() == emulated(0.8)
             worse = roll_out(served, emulated(0.4), lambda: live(served.status, 300, skip=30))
             assert not worse.kept
+            assert served.choice() == emulated(0.8)
+            asked = ["--application", "trial", "--prompts", str(questions), "--passes", "100", "--json"]
+            weak = ["--engine-kwargs", json.dumps(emulated(0.4).engine_kwargs)]
+            command = typer.Typer()
+            command.command()(rollout)
+            told = CliRunner().invoke(command, ["emulated:reference", *asked, *weak])
+            assert told.exit_code == 1, told.exception
+            assert json.loads(told.stdout)["kept"] is False
             assert served.choice() == emulated(0.8)
             status = served.status()
             assert set(status["target"]["replicas"]) == targets
