@@ -127,28 +127,31 @@ def test_through_a_ray_handle(emulated_url: str, client: Client) -> None:
         stream.close()
 
 
-async def test_five_hundred_connections(emulated_url: str) -> None:
-    """64 slots and a queue of 256: each connection gets its whole answer, or is told to come back and does."""
+async def test_five_hundred_connections(emulated_url: str, client: Client) -> None:
+    """64 slots and a queue of 256, all taken: 500 more are told to come back, and then get whole answers."""
     parts = urlsplit(emulated_url)
-    refusals = 0
+    refused = asyncio.Event()
 
-    async def one(index: int) -> list[int]:
-        nonlocal refusals
+    async def ask(prompt: str, max_tokens: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         body = json.dumps(
-            {"prompt": f"w{index}", "max_tokens": 8, "stream": True, "ignore_eos": True, "temperature": 0,
+            {"prompt": prompt, "max_tokens": max_tokens, "stream": True, "ignore_eos": True, "temperature": 0,
              "speculation": {"tokens": True}}
         ).encode()  # fmt: skip
         head = f"POST {parts.path}/v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
         head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        writer.write(head.encode() + body)
+        return reader, writer
+
+    async def one(index: int) -> list[int]:
         while True:
-            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-            writer.write(head.encode() + body)
+            reader, writer = await ask(f"w{index}", 8)
             got = await reader.read()
             writer.close()
             header, _, rest = got.partition(b"\r\n\r\n")
             if b" 429 " in header.splitlines()[0]:
                 assert b"retry-after" in header.lower()
-                refusals += 1
+                refused.set()
                 await asyncio.sleep(1)
                 continue
             assert b" 200 " in header.splitlines()[0], got[:500]
@@ -156,13 +159,20 @@ async def test_five_hundred_connections(emulated_url: str) -> None:
             chunks = [json.loads(line[6:]) for line in rest.splitlines() if line.startswith(b"data: {")]
             return [token["id"] for c in chunks for token in c["choices"][0]["speculation"].get("tokens", [])]
 
-    answers = await asyncio.gather(*(one(index) for index in range(500)))
+    def taken() -> bool:
+        return client.status()["sessions"] >= 320
+
+    holding = [await ask("x", 1500) for _ in range(320)]
+    assert await asyncio.to_thread(eventually, taken)
+    asking = asyncio.gather(*(one(index) for index in range(500)))
+    await asyncio.wait_for(refused.wait(), 60)
+    for _, writer in holding:
+        writer.close()
+    answers = await asking
     assert [len(tokens) for tokens in answers] == [8] * 500
-    assert refusals > 0  # 320 places for 500 that come at once
-    with connect(emulated_url) as client:
-        alone = client.generate([f"w{i}" for i in range(0, 500, 50)], max_tokens=8, temperature=0.0, ignore_eos=True)
-        assert tokens_of(alone) == answers[::50]
-        assert eventually(lambda: client.status()["sessions"] == 0, 20)
+    alone = client.generate([f"w{i}" for i in range(0, 500, 50)], max_tokens=8, temperature=0.0, ignore_eos=True)
+    assert tokens_of(alone) == answers[::50]
+    assert eventually(lambda: client.status()["sessions"] == 0, 20)
 
 
 @pytest.mark.parametrize("stream", [True, False])
