@@ -103,7 +103,7 @@ $(VLLM)/.installed: pyproject.toml constraints-vllm.txt
 venv-vllm: $(VLLM)/.installed  ## a virtual environment with vLLM's CPU build
 
 test-vllm: $(VLLM)/.installed  ## the vLLM engine against a real vLLM on this machine's CPU
-	$(VLLM)/bin/pytest tests/vllm_engine --timeout 600
+	$(VLLM)/bin/pytest tests/vllm_engine --timeout 600 $(ARGS)
 
 slow-vllm: $(VLLM)/.installed  ## more kinds of quantised targets, and vLLM's ranks on two nodes of a Ray cluster
 	$(VLLM)/bin/pytest tests/vllm_engine/test_vllm_*.py -m slow -s --timeout 600
