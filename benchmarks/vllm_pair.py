@@ -201,6 +201,15 @@ def row(name: str, found: Measured, base: Measured | None) -> str:
     return f"{name:<36}{speed:7.1f} ({spread}){over:>9}{found.tokens / max(found.passes, 1):7.2f}{full:>10}"
 
 
+def prepared(eager: bool) -> tuple[DeploymentConfig, list[tuple[int, ...]]]:
+    """The demo pair with its models fetched, and the chat prompts as token ids."""
+    raw = {**CONFIG, "target": {**CONFIG["target"], "engine_kwargs": {"enforce_eager": eager}}}
+    config = load_config(raw)
+    factory.prepare(config)
+    codec = factory.text_facts(config).codec
+    return config, [codec.encode_chat([{"role": "user", "content": text}]) for text in CHAT]  # type: ignore[union-attr]
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
@@ -210,11 +219,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--step-ms", type=float, default=5.0, help="of the scripted draft")
     parser.add_argument("--eager", action="store_true", help="without vLLM's compilation")
     chosen = parser.parse_args(argv)
-    raw = {**CONFIG, "target": {**CONFIG["target"], "engine_kwargs": {"enforce_eager": chosen.eager}}}
-    config = load_config(raw)
-    factory.prepare(config)
-    codec = factory.text_facts(config).codec
-    prompts = [codec.encode_chat([{"role": "user", "content": text}]) for text in CHAT]  # type: ignore[union-attr]
+    config, prompts = prepared(chosen.eager)
     print(provenance(models.DEMO_TARGET))
     os.sched_setaffinity(0, {CORES[-1]})  # of vLLM's ranks, vLLM binds the threads elsewhere
     print(f"draft {models.DEMO_DRAFT}, greedy, {chosen.tokens} tokens, k = {chosen.lookahead}")

@@ -23,10 +23,9 @@ from actors.orchestrator import Orchestrator
 from actors.settings import LookaheadSettings, SamplingSettings
 from actors.telemetry import MemoryRecorder
 from benchmarks.cpu_block import provenance
-from benchmarks.vllm_pair import CONFIG, CORES, SLOTS, Way, running
+from benchmarks.vllm_pair import CORES, SLOTS, Way, prepared, running
 from cluster import factory, models
-from cluster.config import DeploymentConfig, load_config
-from deployments.bench_demo import CHAT
+from cluster.config import DeploymentConfig
 
 OFF = LookaheadSettings(mode="scheduled", maximum=4, schedule={1: 0}, wait="never")
 """The draft drafts, and the controller has none of it verified, at any load."""
@@ -136,11 +135,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--eager", action="store_true", help="without vLLM's compilation")
     parser.add_argument("--only", type=int, nargs="*", help="numbers of the ways to run, from 0")
     chosen = parser.parse_args(argv)
-    raw = {**CONFIG, "target": {**CONFIG["target"], "engine_kwargs": {"enforce_eager": chosen.eager}}}
-    config = load_config(raw)
-    factory.prepare(config)
-    codec = factory.text_facts(config).codec
-    prompts = [codec.encode_chat([{"role": "user", "content": text}]) for text in CHAT]  # type: ignore[union-attr]
+    config, prompts = prepared(chosen.eager)
     print(provenance(models.DEMO_TARGET))
     os.sched_setaffinity(0, {CORES[-1]})
     print(f"{SLOTS} at once, greedy, {chosen.tokens} tokens each; cores {CORES[0]} (worker) and {CORES[-1]} (the rest)")

@@ -272,8 +272,11 @@ def test_a_draft_is_exchanged_in_a_declared_application(ray_port: int) -> None:
     try:
         served = ServedApplication("declared")
         assert served.is_declared
-        while not (status := served.status())["draft"]["replicas"]:
+        for _ in range(600):  # polls for a minute at most
+            if (status := served.status())["draft"]["replicas"]:
+                break
             time.sleep(0.1)
+        assert status["draft"]["replicas"]
         measures = iter([LOW, HIGH])
         assert roll_out(served, emulated(0.8), lambda: next(measures)).kept
         assert served.choice() == emulated(0.8)

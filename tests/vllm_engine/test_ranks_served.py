@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,9 +51,9 @@ def test_a_group_is_served_and_replaced_when_a_rank_dies(url: str) -> None:
     first = complete(url)
     assert first
     [rank] = processes("RankActor")
-    os.kill(rank, signal.SIGKILL)
-    while rank in psutil.pids():
-        time.sleep(0.01)
+    killed = psutil.Process(rank)
+    killed.kill()
+    killed.wait(timeout=60)
     assert complete(url) == first
     [new] = processes("RankActor")
     assert new != rank
