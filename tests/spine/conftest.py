@@ -47,10 +47,14 @@ class CuttablePeer:
         while True:
             step = asyncio.ensure_future(anext(stream))
             death = asyncio.ensure_future(self.dead.wait())
-            await asyncio.wait({step, death}, return_when=asyncio.FIRST_COMPLETED)
-            death.cancel()
+            try:
+                await asyncio.wait({step, death}, return_when=asyncio.FIRST_COMPLETED)
+            finally:  # also when whoever reads this is cancelled: the step's end would be an exception that nobody saw
+                death.cancel()
+                if self.dead.is_set() or not step.done():
+                    step.cancel()
+                    await asyncio.gather(step, return_exceptions=True)
             if self.dead.is_set():
-                step.cancel()
                 raise ConnectionError("dead")
             try:
                 item = step.result()
