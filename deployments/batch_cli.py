@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.errors import UnavailableError
+from deployments.client_options import DEFAULT_URL, Url
 
 if TYPE_CHECKING:
     import httpx
@@ -37,7 +38,7 @@ def batch(
         Path, typer.Argument(metavar="OUT", help="Answers; what is in there already is not asked again.")
     ],
     errors: Annotated[Path | None, typer.Option(help="Failed items and damaged lines. Default: OUT.errors.")] = None,
-    url: Annotated[str, typer.Option(help="The server.", envvar="OUTRIDER_URL")] = "http://127.0.0.1:8000",
+    url: Url = DEFAULT_URL,
     key: Annotated[str | None, typer.Option(help="API key.", envvar="OUTRIDER_API_KEY")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests under way at once.")] = 64,
     as_json: Annotated[bool, typer.Option("--json", help="The counts at the end, for machines.")] = False,

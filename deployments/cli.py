@@ -19,8 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from actors.errors import ConfigError, OutriderError, RequestError
-
-DEFAULT_URL = "http://127.0.0.1:8000"
+from deployments.client_options import DEFAULT_URL, AsJson, Key, Url, client_of
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -49,12 +48,9 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-Url = Annotated[str, typer.Option(help="The server.", envvar="OUTRIDER_URL")]
-Key = Annotated[str | None, typer.Option(help="API key, if the server asks for one.", envvar="OUTRIDER_API_KEY")]
 ConfigPath = Annotated[
     Path, typer.Argument(help="YAML, as `serve deploy` takes it; `demo` is the demo's own.", show_default=False)
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
 
 
 @app.callback()
@@ -109,67 +105,6 @@ def demo(
 
 @app.command(
     epilog="Examples:\n\n"
-    'outrider generate "Why is the sky blue?" --explain\n\n'
-    "cat prompt.txt | outrider generate - --raw --temperature 0 --json"
-)
-def generate(
-    prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input.", show_default=False)],
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    max_tokens: Annotated[int, typer.Option(min=1)] = 256,
-    temperature: Annotated[float, typer.Option(min=0, max=10)] = 0.7,
-    top_p: Annotated[float, typer.Option(min=0, max=1)] = 1.0,
-    top_k: Annotated[int, typer.Option(min=-1)] = 0,
-    seed: Annotated[int | None, typer.Option(min=0)] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be repeated.")] = None,
-    system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    raw: Annotated[bool, typer.Option(help="Continue the text itself, without the chat template.")] = False,
-    speculation: Annotated[bool, typer.Option(help="Off: plain decoding.")] = True,
-    explain: Annotated[bool, typer.Option(help="Colour each token by where it came from.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Answer one prompt, streamed as it is written."""
-    text = sys.stdin.read() if prompt == "-" else prompt
-    messages = [{"role": "system", "content": system}] if system else []
-    asked: Any = text if raw else [*messages, {"role": "user", "content": text}]
-    sampling: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k}
-    sampling |= {"stop": tuple(stop or ()), "speculation": speculation}
-    if seed is not None:
-        sampling["seed"] = seed
-    with _client(url, key) as client:
-        if as_json:
-            result = client.generate([asked], progress=False, errors="raise", **sampling)[0]
-            typer.echo(json.dumps(result.as_json(), ensure_ascii=False))
-            return
-        _stream(client, asked, sampling, explain)
-
-
-@app.command()
-def chat(
-    url: Url = DEFAULT_URL,
-    key: Key = None,
-    system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1)] = 512,
-    temperature: Annotated[float, typer.Option(min=0, max=10)] = 0.7,
-    explain: Annotated[bool, typer.Option(help="Colour each token by where it came from.")] = False,
-) -> None:
-    """Talk to the model. An empty line or Ctrl-D ends."""
-    messages: list[dict[str, object]] = [{"role": "system", "content": system}] if system else []
-    with _client(url, key) as client:
-        while True:
-            try:
-                line = input("> ").strip()
-            except EOFError:
-                line = ""
-            if not line:
-                return
-            messages.append({"role": "user", "content": line})
-            answer = _stream(client, messages, {"max_tokens": max_tokens, "temperature": temperature}, explain)
-            messages.append({"role": "assistant", "content": answer})
-
-
-@app.command(
-    epilog="Examples:\n\n"
     "watch outrider status\n\n"
     "outrider status --json | jq .target    numbers for machines\n\n"
     "until outrider status; do sleep 1; done    waits until both tiers can serve"
@@ -179,7 +114,7 @@ def status(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> 
 
     Exit code 1 when the server is not ready.
     """
-    with _client(url, key) as client:
+    with client_of(url, key) as client:
         told, ready = client.status(), client.ready()
     if as_json:
         typer.echo(json.dumps({"ready": ready, **told}))
@@ -259,8 +194,10 @@ def _add_groups() -> None:
     """Command groups that live in modules of their own."""
     if any(group.name == "k8s" for group in app.registered_groups):
         return
-    from deployments import acceptance_cli, batch_cli, distill_cli, k8s_cli, plan_cli, rollout_cli
+    from deployments import acceptance_cli, answer_cli, batch_cli, distill_cli, k8s_cli, plan_cli, rollout_cli
 
+    app.command(epilog=answer_cli.EXAMPLES)(answer_cli.generate)
+    app.command()(answer_cli.chat)
     app.command(epilog=batch_cli.EXAMPLES)(batch_cli.batch)
     app.command()(plan_cli.plan)
     app.command()(acceptance_cli.acceptance)
@@ -288,31 +225,6 @@ def _prepare(config: Any) -> None:
 
     with progress_bar() as progress:
         prepare(config, progress)
-
-
-def _client(url: str, key: str | None) -> Any:
-    from deployments.client import connect
-
-    return connect(url, key=key)
-
-
-def _stream(client: Any, asked: Any, sampling: dict[str, Any], explain: bool) -> str:
-    from rich.console import Console
-
-    from deployments.explain import Explainer
-
-    console = Console()
-    explainer = Explainer(console, explain)
-    answer, usage = "", None
-    for delta in client.stream(asked, **sampling):
-        explainer.show(delta)
-        answer += delta.text
-        usage = delta.usage or usage
-    console.print()
-    if explain and usage is not None:
-        explainer.legend()
-        explainer.summary(usage)
-    return answer
 
 
 def _say(line: str) -> None:

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from actors.errors import ConfigError
-
-AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
+from deployments.client_options import AsJson
 
 
 def plan(

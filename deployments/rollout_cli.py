@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.errors import ConfigError
+from deployments.client_options import AsJson
 
 if TYPE_CHECKING:
     from deployments.rollout import Lengths, Verdict
@@ -34,7 +35,7 @@ def rollout(
         str | None, typer.Option(help="draft.engine_kwargs as JSON; default: as now.", show_default=False)
     ] = None,
     limit: Annotated[float, typer.Option(min=1, help="Seconds that the draft may take to come.")] = 600.0,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Try DRAFT on a running application: it stays if its acceptance length is higher by more than chance.
 

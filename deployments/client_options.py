@@ -1,0 +1,23 @@
+"""What all commands that talk to a server are told: where it is, the key, and the form of the output."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from deployments.client import Client
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+Url = Annotated[str, typer.Option(help="The server.", envvar="OUTRIDER_URL")]
+Key = Annotated[str | None, typer.Option(help="API key, if the server asks for one.", envvar="OUTRIDER_API_KEY")]
+AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
+
+
+def client_of(url: str, key: str | None) -> Client:
+    """A client of that server; imported only now, so that `--help` is instant."""
+    from deployments.client import connect
+
+    return connect(url, key=key)
