@@ -215,7 +215,7 @@ class Desk:
             state.starved = not path.tokens and not state.declined
             state.confidences = path.confidences[:k]
             if k:
-                proposals[name] = Proposal(path.tokens[:k], path.confidences[:k], path.supports[:k])
+                proposals[name] = path.cut(k)
         return proposals
 
     def _is_quiet(self) -> bool:

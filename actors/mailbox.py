@@ -16,20 +16,90 @@ from collections.abc import Sequence
 from actors.engines.protocol import Proposal
 from actors.messages import EMPTY_PREFIX, Expansion, OfferBatch, Support, extend_key, prefix_key
 
+NOTHING = Proposal()
 _CERTAIN = 1 + 1e-6
 """Confidences may be this large by rounding."""
 
 
 class _Shelf:
-    """One sequence's expansions: position -> key of the prefix before it -> expansion."""
+    """One sequence's expansions: position -> key of the prefix before it -> expansion.
 
-    __slots__ = ("key", "levels", "position", "size")
+    The first expansion of a node stays, so that a path once walked stays true: it only grows at its end, and moves
+    past what is committed. It is therefore kept, and asking for it again costs nothing.
+    """
+
+    __slots__ = ("_confidences", "_keys", "_made", "_supports", "_tokens", "key", "levels", "position", "size")
 
     def __init__(self, key: int, position: int) -> None:
         self.key = key
         self.position = position
         self.levels: dict[int, dict[int, Expansion]] = {}
         self.size = 0
+        self._tokens: list[int] = []
+        self._confidences: list[float] = []
+        self._supports: list[Support | None] = []
+        self._keys: list[int] = []
+        """Of the prefix after each token of the path."""
+        self._made: Proposal | None = None
+        """What `path` answered last, until the path grows or moves."""
+
+    def path(self, limit: int) -> Proposal:
+        """The sampled path past what is committed, at most `limit` tokens."""
+        tokens = self._tokens
+        while len(tokens) < limit:
+            key = self._keys[-1] if tokens else self.key
+            level = self.levels.get(self.position + len(tokens))
+            expansion = level.get(key) if level is not None else None
+            if expansion is None:
+                break
+            token = expansion.tokens[0]
+            tokens.append(token)
+            self._confidences.append(expansion.confidences[0])
+            self._supports.append(expansion.support)
+            self._keys.append(extend_key(key, token))
+            self._made = None
+        length = min(limit, len(tokens))
+        if self._made is None or len(self._made.tokens) != length:
+            self._made = self._proposal(length) if length > 0 else NOTHING
+        return self._made
+
+    def _proposal(self, length: int) -> Proposal:
+        tokens, supports = self._tokens[:length], self._supports[:length]
+        # A draft token that came without q was chosen deterministically: its q is one-hot.
+        kept = (
+            [q or Support((token,), (1.0,)) for q, token in zip(supports, tokens, strict=True)] if any(supports) else []
+        )
+        return Proposal(tuple(tokens), tuple(self._confidences[:length]), tuple(kept))
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Move past `tokens`; expansions before them are dropped."""
+        agreed = 0
+        for token, walked in zip(tokens, self._tokens, strict=False):
+            if token != walked:
+                break
+            agreed += 1
+        self.key = prefix_key(tokens[agreed:], self._keys[agreed - 1] if agreed else self.key)
+        if agreed == len(tokens):
+            for kept in (self._tokens, self._confidences, self._supports, self._keys):
+                del kept[:agreed]
+            self._made = None
+        else:
+            self.forget_path()
+        for _ in tokens:
+            self.size -= len(self.levels.pop(self.position, ()))
+            self.position += 1
+
+    def shed(self, capacity: int) -> None:
+        """Drop the deepest expansions until at most `capacity` are left."""
+        while self.size > capacity:
+            self.size -= len(self.levels.pop(max(self.levels)))
+            self.forget_path()
+
+    def forget_path(self) -> None:
+        """It is walked afresh when it is asked for next."""
+        for kept in (self._tokens, self._confidences, self._supports, self._keys):
+            kept.clear()
+        self._made = None
 
 
 class Mailbox:
@@ -78,8 +148,8 @@ class Mailbox:
             level[expansion.parent] = expansion
             shelf.size += 1
             useful = True
-        while shelf.size > self._capacity:
-            shelf.size -= len(shelf.levels.pop(max(shelf.levels)))
+        if shelf.size > self._capacity:
+            shelf.shed(self._capacity)
         return useful
 
     def _well_formed(self, expansion: Expansion) -> bool:
@@ -95,38 +165,14 @@ class Mailbox:
         """The sampled path past what is committed now, at most `limit` tokens; empty if there is none."""
         with self._lock:
             shelf = self._shelves.get(sequence)
-            if shelf is None:
-                return Proposal()
-            tokens: list[int] = []
-            confidences: list[float] = []
-            supports: list[Support | None] = []
-            key, position = shelf.key, shelf.position
-            while len(tokens) < limit:
-                expansion = shelf.levels.get(position, {}).get(key)
-                if expansion is None:
-                    break
-                token = expansion.tokens[0]
-                tokens.append(token)
-                confidences.append(expansion.confidences[0])
-                supports.append(expansion.support)
-                key = extend_key(key, token)
-                position += 1
-        # A draft token that came without q was chosen deterministically: its q is one-hot.
-        kept = (
-            [q or Support((token,), (1.0,)) for q, token in zip(supports, tokens, strict=True)] if any(supports) else []
-        )
-        return Proposal(tuple(tokens), tuple(confidences), tuple(kept))
+            return shelf.path(limit) if shelf is not None else NOTHING
 
     def commit(self, sequence: str, tokens: Sequence[int]) -> None:
         """Move the committed prefix on; expansions before it are dropped."""
         with self._lock:
             shelf = self._shelves.get(sequence)
-            if shelf is None:
-                return
-            shelf.key = prefix_key(tokens, shelf.key)
-            for _ in tokens:
-                shelf.size -= len(shelf.levels.pop(shelf.position, ()))
-                shelf.position += 1
+            if shelf is not None:
+                shelf.commit(tokens)
 
     def close(self, sequence: str) -> None:
         """Forget the sequence; unknown ones are ignored."""

@@ -116,6 +116,10 @@ class Commit:
     tokens: tuple[int, ...]
     declined: bool = False
 
+    def __reduce__(self) -> tuple[type[Commit], tuple[object, ...]]:
+        """See Expansion."""
+        return Commit, (self.sequence, self.position, self.tokens, self.declined)
+
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
@@ -155,12 +159,22 @@ class Verdict:
     declined: bool = False
     error: Exception | None = None
 
+    def __reduce__(self) -> tuple[type[Verdict], tuple[object, ...]]:
+        """See Expansion."""
+        told = (self.sequence, self.position, self.tokens, self.proposed, self.accepted)
+        rest = (self.finish, self.alternatives, self.margins, self.declined, self.error)
+        return Verdict, told if rest == _NOTHING_MORE else told + rest
+
     def origins(self) -> list[TokenOrigin]:
         """Where each committed token came from, in order."""
         last: TokenOrigin = "plain"
         if self.proposed:
             last = "bonus" if self.accepted == self.proposed else "correction"
         return ["accepted" if i < self.accepted else last for i in range(len(self.tokens))]
+
+
+_NOTHING_MORE = (None, (), (), False, None)
+"""What most verdicts say last."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from actors.algorithms.lookahead import LookaheadController
 from actors.algorithms.types import Outcome
@@ -34,9 +34,9 @@ class _Sequence:
     generated: int = 0
 
     @property
-    def pending(self) -> list[int]:
+    def pending(self) -> tuple[int, ...]:
         """Tokens that are final but not yet in the slot; at least the last one."""
-        return self.tokens[self.cached :]
+        return tuple(self.tokens[self.cached :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,8 @@ class _Turn:
     sequence: _Sequence
     pending: tuple[int, ...]
     decide: bool
+    wanting: bool = False
+    """It could use drafts."""
     proposal: Proposal = NOTHING
     declined: bool = False
     """Drafts were at hand and not worth verifying, or would not have been."""
@@ -83,6 +85,11 @@ class _Turn:
     def prompt(self) -> int:
         """Tokens of the prompt in the pass, but for the last one where a token is decided after it."""
         return len(self.pending) - self.decide
+
+    @property
+    def starved(self) -> bool:
+        """It wanted drafts and found none."""
+        return self.wanting and not (self.proposal.tokens or self.declined)
 
     def row(self) -> Row:
         tokens = self.pending + self.proposal.tokens
@@ -174,7 +181,7 @@ class Scheduler:
 
     def hold(self) -> float:
         """Seconds the next pass is worth holding for drafts that are due; 0 means go."""
-        deciding = [name for name, s in self._running.items() if self._speculates(s) and len(s.pending) == 1]
+        deciding = [name for name, s in self._running.items() if len(s.tokens) == s.cached + 1 and self._speculates(s)]
         if not deciding or (self._waiting and self._free):
             return 0.0
         limit = self._settings.lookahead.maximum
@@ -218,26 +225,31 @@ class Scheduler:
     def _propose(self) -> list[_Turn]:
         """Who is in the pass: a bounded share of prompts, everyone who decodes, and the drafts worth verifying."""
         budget = self._settings.prefill_chunk
-        turns: dict[str, _Turn] = {}
-        for name, sequence in self._running.items():
+        parts: list[tuple[_Sequence, tuple[int, ...], bool]] = []
+        for sequence in self._running.values():
             pending = sequence.pending
-            if len(pending) > 1:
+            decide = len(pending) == 1
+            if not decide:
                 if budget == 0:
                     continue
-                whole, pending = len(pending), pending[:budget]
+                decide = len(pending) <= budget
+                pending = pending[:budget]
                 budget -= len(pending)
-                turns[name] = _Turn(sequence, tuple(pending), decide=len(pending) == whole)
-            else:
-                turns[name] = _Turn(sequence, tuple(pending), decide=True)
-        paths = {n: self._mailbox.path(n, self._room(t.sequence)) for n, t in turns.items() if self._wants(t)}
-        decoding = sum(turn.decide for turn in turns.values())
-        lookahead = self._controller.plan({name: path.confidences for name, path in paths.items()}, decoding)
-        for name, path in paths.items():
-            k, turn = lookahead[name], turns[name]
-            cut = Proposal(path.tokens[:k], path.confidences[:k], path.supports[:k])
+            parts.append((sequence, pending, decide))
+        rooms = [(s.opening.sequence, self._room(s)) for s, _, decide in parts if decide]
+        paths = {name: self._mailbox.path(name, room) for name, room in rooms if room > 0}
+        lookahead = self._controller.plan({name: path.confidences for name, path in paths.items()}, len(rooms))
+        turns: list[_Turn] = []
+        for sequence, pending, decide in parts:
+            name = sequence.opening.sequence
+            path = paths.get(name)
+            if path is None:
+                turns.append(_Turn(sequence, pending, decide))
+                continue
+            k = lookahead[name]
             declined = k == 0 if path.tokens else self._controller.is_off
-            turns[name] = replace(turn, proposal=cut, declined=declined)
-        return list(turns.values())
+            turns.append(_Turn(sequence, pending, decide, wanting=True, proposal=path.cut(k), declined=declined))
+        return turns
 
     def _verify(self, turns: list[_Turn]) -> list[Outcome | None]:
         return self._model.forward([turn.row() for turn in turns]) if turns else []
@@ -251,7 +263,7 @@ class Scheduler:
             report.tokens += len(turn.pending) + len(turn.proposal.tokens)
             sequence.cached += len(turn.pending)
             if outcome is not None:
-                report.starved += self._wants(turn) and not (turn.proposal.tokens or turn.declined)
+                report.starved += turn.starved
                 report.declined += turn.declined
                 report.rulings.append(Ruling(sequence.owner, self._rule(turn, outcome)))
         prompt = sum(turn.prompt for turn in turns)
@@ -305,12 +317,12 @@ class Scheduler:
     def _speculates(self, sequence: _Sequence) -> bool:
         return sequence.opening.sampling.speculation and self._settings.lookahead.maximum > 0
 
-    def _wants(self, turn: _Turn) -> bool:
-        return turn.decide and self._speculates(turn.sequence) and self._room(turn.sequence) > 0
-
     def _room(self, sequence: _Sequence) -> int:
-        """Most draft tokens worth verifying: a pass commits one token more than it accepts."""
-        left = sequence.opening.sampling.max_tokens - sequence.generated
+        """Most draft tokens worth verifying, 0 without speculation: a pass commits one token more than it accepts."""
+        sampling = sequence.opening.sampling
+        if not sampling.speculation:
+            return 0
+        left = sampling.max_tokens - sequence.generated
         context = self._settings.context - len(sequence.tokens)
         return max(0, min(self._settings.lookahead.maximum, left - 1, context - 1))
 

@@ -39,6 +39,12 @@ class Proposal:
     supports: tuple[Support, ...] = ()
     """q at each token, for the probabilistic rules; empty for the others."""
 
+    def cut(self, length: int) -> Proposal:
+        """Its first `length` tokens."""
+        if length >= len(self.tokens):
+            return self
+        return Proposal(self.tokens[:length], self.confidences[:length], self.supports[:length])
+
 
 @dataclass(frozen=True, slots=True)
 class Row:

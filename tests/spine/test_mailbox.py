@@ -147,3 +147,57 @@ def test_any_order_of_offers_and_commits_yields_only_true_continuations(seed: in
             walked.append(token)
     mailbox.close("s")
     assert len(mailbox) == 0
+
+
+class Plain:
+    """A mailbox that keeps nothing but expansions, and walks every path afresh."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.committed = list(PROMPT)
+        self.filed: dict[tuple[int, int], Expansion] = {}
+
+    def offer(self, *expansions: Expansion) -> None:
+        for one in expansions:
+            if one.position >= len(self.committed):
+                self.filed.setdefault((one.position, one.parent), one)
+        while len(self.filed) > self.capacity:
+            deepest = max(position for position, _ in self.filed)
+            self.filed = {at: one for at, one in self.filed.items() if at[0] < deepest}
+
+    def commit(self, tokens: list[int]) -> None:
+        self.committed += tokens
+        self.filed = {at: one for at, one in self.filed.items() if at[0] >= len(self.committed)}
+
+    def path(self, limit: int) -> list[int]:
+        walked = list(self.committed)
+        while len(walked) < len(self.committed) + limit:
+            one = self.filed.get((len(walked), prefix_key(walked)))
+            if one is None:
+                break
+            walked.append(one.tokens[0])
+        return walked[len(self.committed) :]
+
+
+@given(st.integers(0, 2**32), st.integers(1, 12))
+def test_a_kept_path_is_what_a_fresh_walk_would_find(seed: int, capacity: int) -> None:
+    """Three tokens, so that commits agree with the path often, in part or wholly; too little room for all offers."""
+    rng = random.Random(seed)
+    mailbox, plain = opened(capacity), Plain(capacity)
+    for _ in range(60):
+        match rng.choice(("offer", "commit", "path")):
+            case "offer":
+                start = plain.committed[: rng.randint(len(PROMPT), len(plain.committed))]
+                prefix = [*start, *(rng.randrange(3) for _ in range(rng.randrange(4)))]
+                some = [expansion(prefix, rng.randrange(3)), expansion([*prefix, 1], rng.randrange(3))]
+                mailbox.offer(offer(*some))
+                plain.offer(*some)
+            case "commit":
+                agreeing = plain.path(rng.randrange(4))
+                tokens = [*agreeing, *(rng.randrange(3) for _ in range(rng.randrange(2)))]
+                mailbox.commit("s", tokens)
+                plain.commit(tokens)
+            case "path":
+                limit = rng.randrange(6)
+                assert list(mailbox.path("s", limit).tokens) == plain.path(limit)
+        assert len(mailbox) == len(plain.filed)

@@ -1,0 +1,48 @@
+"""Messages that pickle themselves come out as they went in, with every field set and with none but the needed ones."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from actors.errors import OverloadedError
+from actors.messages import Alternatives, Commit, Expansion, Support, Verdict
+
+FULL = Verdict(
+    "s",
+    position=7,
+    tokens=(1, 2),
+    proposed=4,
+    accepted=1,
+    finish="stop",
+    alternatives=(Alternatives(-0.5, ((3, -0.5),)),),
+    margins=(0.25, 1.0),
+    declined=True,
+)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Expansion(9, 3, (1,), (0.5,)),
+        Expansion(9, 3, (1,), (0.5,), Support((1, 2), (0.5, 0.5))),
+        Commit("s", 3, (1, 2)),
+        Commit("s", 3, (), declined=True),
+        Verdict("s", 3, (1,)),
+        Verdict("s", 3, (1,), 4, 1),
+        Verdict("s", 3, (1,), declined=True),
+        FULL,
+    ],
+)
+@pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
+def test_a_message_comes_out_as_it_went_in(message: object, protocol: int) -> None:
+    assert pickle.loads(pickle.dumps(message, protocol)) == message
+
+
+def test_a_verdict_brings_its_error_along() -> None:
+    found = pickle.loads(
+        pickle.dumps(Verdict("s", 3, (), finish="error", error=OverloadedError("all slots are taken")))
+    )
+    assert isinstance(found.error, OverloadedError)
+    assert str(found.error) == "all slots are taken"
