@@ -43,7 +43,8 @@ COPY k8s/base/rayservice.yaml k8s/base/rayservice.yaml
 # Compiled now: the root is read-only later. PYTHONPATH makes `actors`, `cluster` and `deployments` these ones, in
 # the controller, in replicas and in every Ray worker alike.
 RUN /opt/venv/bin/python -m compileall -q actors cluster deployments
-ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/opt/outrider PYTHONDONTWRITEBYTECODE=1
+# Two arenas of glibc's allocator: the many threads of Ray's processes would each keep what another one has freed.
+ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/opt/outrider PYTHONDONTWRITEBYTECODE=1 MALLOC_ARENA_MAX=2
 USER 10001:10001
 EXPOSE 8000
 CMD ["outrider", "--help"]

@@ -20,6 +20,10 @@ OBJECT_STORE_BYTES = 200 * 1024 * 1024
 LOGICAL_CPUS = 16
 """Logical CPUs are Ray's bookkeeping. An application on a laptop must not wait for cores it does not have."""
 
+ALLOCATOR = {"MALLOC_ARENA_MAX": "2"}
+"""glibc gives threads arenas of their own, sixteen on two cores, and what is freed in one is of no use to another: the
+many threads of Ray's processes then grow for hours (benchmarks/LOG.md). The image says the same."""
+
 OBSTACLES_S = 5.0
 """How often to look whether a starting tier waits for a place."""
 Report = Callable[[str], None]
@@ -59,7 +63,9 @@ def ray_cluster(address: str | None = None, proxy: Proxy = "serve") -> Iterator[
         return
     variables = dict[str, str]()
     if address is None:
-        variables = lost_ingress.environment() | (haproxy.environment(free_port) if proxy == "haproxy" else {})
+        variables = ALLOCATOR | lost_ingress.environment()
+        if proxy == "haproxy":
+            variables |= haproxy.environment(free_port)
     with exported(variables), _connected(address) as own:
         yield own
 

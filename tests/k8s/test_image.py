@@ -20,6 +20,8 @@ import pytest
 import yaml
 from built import K8S, ROOT
 
+from deployments.local import ALLOCATOR
+
 DOCKERFILE = ROOT / "Dockerfile"
 HADOLINT = Path(sys.executable).with_name("hadolint")
 
@@ -143,6 +145,7 @@ def test_image_and_manifests_agree() -> None:
     assert final.all("EXPOSE") == [str(template["spec"]["serveService"]["spec"]["ports"][0]["port"])]
     environment = dict(pair.split("=", 1) for line in final.all("ENV") for pair in line.split())
     assert environment["PYTHONPATH"] == final.all("WORKDIR")[-1]
+    assert environment.items() >= ALLOCATOR.items()
 
 
 def test_both_variants_lead_to_the_runtime() -> None:
