@@ -1,7 +1,8 @@
 """Life signs in a stream of deltas: silence means death, so who is alive but has nothing to say says so.
 
 A process that stands still closes no connection; its stream merely stops. Between processes every stream therefore
-carries an empty delta at least every `BEAT_S`, and whoever reads one gives up after `SILENCE_S` without any.
+carries an empty delta at its beginning and at least every `BEAT_S`, and whoever reads one gives up after `SILENCE_S`
+without any.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ class SilenceError(Exception):
 
 
 async def beating(deltas: AsyncGenerator[Delta], period_s: float = BEAT_S) -> AsyncGenerator[Delta]:
-    """`deltas`, with an empty one wherever there was none for `period_s`. Closing it closes `deltas`."""
+    """`deltas`, with an empty one at once and wherever there was none for `period_s`. Closing it closes `deltas`."""
     waiting = asyncio.ensure_future(anext(deltas))
     try:
+        yield BEAT
         while True:
             await asyncio.wait({waiting}, timeout=period_s)
             if not waiting.done():

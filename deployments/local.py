@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from actors.errors import ConfigError
 from cluster.config import DeploymentConfig, Proxy
-from deployments import haproxy, lost_ingress
+from deployments import haproxy, serve_environment
 
 OBJECT_STORE_BYTES = 200 * 1024 * 1024
 """Everything that crosses an actor boundary is small; Ray's default would take a third of the memory."""
@@ -63,7 +63,7 @@ def ray_cluster(address: str | None = None, proxy: Proxy = "serve") -> Iterator[
         return
     variables = dict[str, str]()
     if address is None:
-        variables = ALLOCATOR | lost_ingress.environment()
+        variables = ALLOCATOR | serve_environment.environment()
         if proxy == "haproxy":
             variables |= haproxy.environment(free_port)
     with exported(variables), _connected(address) as own:

@@ -1,8 +1,7 @@
 """The end of a response whose ingress replica was lost: an error that a client understands, not a broken connection.
 
 Runs around Ray Serve's own HTTP proxy, which stops in the middle of a chunk when the replica behind it dies, and
-answers a bare 500 when the response had not begun. Ray reads the environment once, in every process, so what
-`environment` says has to be set before a cluster starts; `outrider serve` and the manifests do it.
+answers a bare 500 when the response had not begun. Serve finds it through its environment (serve_environment.py).
 
 Knows nothing of models or answers: only whether a response that began has ended. With HAProxy there is no Python
 process between client and replica that could say anything.
@@ -18,17 +17,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.errors import IngressLostError
 from deployments.refusals import error_body, error_response
-
-CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
-"""Names a callable from which Serve's proxies take middlewares of their own."""
-FORCE = "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS"
-"""A replica that stands still is ended when it has failed its health checks. Otherwise Serve would wait for its streams
-until the longest request has had its time, and their clients with it."""
-
-
-def environment() -> dict[str, str]:
-    """What the processes of a Ray cluster must find."""
-    return {CALLBACK: f"{__name__}:{middlewares.__name__}", FORCE: "1"}
 
 
 def middlewares() -> list[Middleware]:

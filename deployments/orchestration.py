@@ -21,14 +21,15 @@ from cluster.recorder import RayRecorder
 from cluster.traces import tracer_for
 from deployments.beats import SILENCE_S, SilenceError, beating, listening
 from deployments.bundles import Bundler, Outcome, answered
+from deployments.carriage import Call, LostError, over_grpc
 from deployments.directory import NamedActors
 from deployments.overview import overview
 from deployments.recording import answer_recorder
-from deployments.takeover import PATIENCE_S, Response, leave_alone, take_over
+from deployments.takeover import PATIENCE_S, leave_alone, take_over
 
 MOST_MOVES = 3
 """Orchestrators that one answer may lose before it ends with an error."""
-MOST_ASKED = 4
+MOST_ASKED = 6
 """Orchestrators that are asked at the beginning of an answer, and each time that one was lost."""
 
 
@@ -134,9 +135,9 @@ class RemoteService:
     """
 
     def __init__(self, handle: Any, silence_s: float = SILENCE_S) -> None:
-        self._handle = handle
+        self._handle = over_grpc(handle)
         self._silence = silence_s
-        streaming = handle.options(stream=True)  # one handle for all requests: each costs a long-poll
+        streaming = self._handle.options(stream=True)  # one handle for all requests: each costs a long-poll
         self._generate, self._answer = streaming.generate, streaming.answer
         self._bundlers: WeakKeyDictionary[asyncio.AbstractEventLoop, Bundler] = WeakKeyDictionary()
 
@@ -151,50 +152,47 @@ class RemoteService:
         return await self._bundlers[loop].answer(request)
 
     async def _bundle(self, requests: list[GenerationRequest]) -> AsyncGenerator[list[Outcome]]:
-        response = self._answer.remote(requests)
+        call: Call[list[Outcome]] = Call(self._answer.remote(requests))
         ended = False
         try:
-            async for found in response:
+            async for found in call:
                 yield found
             ended = True
         finally:
             if not ended:
-                response.cancel()
+                call.cancel()
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta]:
         """Deltas of one answer. Raises the errors of actors/errors.py."""
-        from ray.exceptions import RayActorError
-
         delivered, calls = list(request.committed), itertools.count()
 
-        def ask() -> Response:
-            call = next(calls)
-            name = request.id if call == 0 else f"{request.id}~{call}"
-            response: Response = self._generate.remote(replace(request, id=name, committed=tuple(delivered)))
-            return response
+        def ask() -> Call[Delta]:
+            number = next(calls)
+            name = request.id if number == 0 else f"{request.id}~{number}"
+            return Call(self._generate.remote(replace(request, id=name, committed=tuple(delivered))))
 
         for move in range(MOST_MOVES + 1):
-            response, ended = None, False
+            call, ended = None, False
             try:
                 patience = PATIENCE_S if move else self._silence  # under load alone nobody is asked twice
-                response, deltas, first = await take_over(ask, MOST_ASKED, RayActorError, patience)
+                call, deltas, first = await take_over(ask, MOST_ASKED, LostError, patience, self._silence)
                 async for delta in listening(deltas, self._silence, first):
                     ended = delta.finish is not None
                     delivered += delta.tokens
                     yield delta
                 return
-            except (RayActorError, SilenceError) as error:
+            except (LostError, SilenceError) as error:
                 ended = True
-                if response is not None and isinstance(error, SilenceError):
-                    leave_alone(response, deltas)
+                if call is not None and isinstance(error, SilenceError):
+                    leave_alone(call, deltas)
                 if move == MOST_MOVES:
                     raise UnavailableError("orchestrators were lost under this request") from None
             except Exception as error:
                 ended = True
                 raise own_error(error) from error
             finally:
-                if response is not None and not ended:
-                    response.cancel()
+                if call is not None and not ended:
+                    call.cancel()
 
     async def status(self) -> dict[str, Any]:
         """Both tiers as an orchestrator sees them."""
@@ -210,9 +208,7 @@ class RemoteService:
 
 
 def _lost_or_own(error: Exception) -> Exception:
-    from ray.exceptions import RayActorError
-
-    if isinstance(error, RayActorError | SilenceError | StopAsyncIteration):
+    if isinstance(error, LostError | SilenceError | StopAsyncIteration):
         return UnavailableError("the orchestrator was lost under this request")
     return own_error(error)
 

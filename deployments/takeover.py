@@ -13,14 +13,14 @@ from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from actors.messages import Delta
-from deployments.beats import BEAT_S, SilenceError
+from deployments.beats import SilenceError
 
-PATIENCE_S = 1.5 * BEAT_S
-"""Who lives beats within `BEAT_S`; where one was lost, the next one is asked after this."""
+PATIENCE_S = 0.3
+"""Who lives says so at once; where one is known to be lost, the next one is asked after this."""
 
 
 class Response(Protocol):
-    """What a call of an orchestrator returns at once (Serve's DeploymentResponseGenerator)."""
+    """What a call of an orchestrator returns at once (carriage.Call)."""
 
     def __aiter__(self) -> AsyncIterator[Delta]: ...
 
@@ -28,14 +28,15 @@ class Response(Protocol):
 
 
 async def take_over(
-    ask: Callable[[], Response], most: int, lost: type[Exception], patience_s: float
+    ask: Callable[[], Response], most: int, lost: type[Exception], patience_s: float, silence_s: float
 ) -> tuple[Response, AsyncIterator[Delta], Delta]:
     """The response of whoever spoke first, the rest of its deltas, and the one that it spoke.
 
     The others are left alone (see `leave_alone`).
 
-    ask: calls one more orchestrator, of `most` in all; after `patience_s`, or at once when one dies, which is what
-    `lost` means.
+    ask: calls one more orchestrator, of `most` in all: the second after `patience_s`, any further one after the least
+    of that and `PATIENCE_S`, and the next at once when one dies, which is what `lost` means.
+    silence_s: how long the last of them has to speak.
     Raises what an orchestrator raised; SilenceError when all are silent.
     """
     asked: dict[asyncio.Future[Delta], tuple[Response, AsyncIterator[Delta]]] = {}
@@ -46,7 +47,8 @@ async def take_over(
                 response, calls = ask(), calls + 1
                 deltas = aiter(response)
                 asked[asyncio.ensure_future(anext(deltas))] = response, deltas
-            done, _ = await asyncio.wait(asked, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            limit_s = silence_s if calls == most else patience_s if calls == 1 else min(patience_s, PATIENCE_S)
+            done, _ = await asyncio.wait(asked, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             if not done and calls == most:
                 raise SilenceError(f"{most} orchestrators were asked, and none of those that are left has spoken")
             for future in done:
@@ -64,8 +66,8 @@ async def take_over(
 def leave_alone(response: Response, deltas: AsyncIterator[Delta]) -> None:
     """Nobody waits for this one any more. It is cancelled when it speaks again, if it ever does, and not before.
 
-    In Ray 2.60 the cancellation of a call to a node that is gone, or stands still, returns when Ray has given that node
-    up, a quarter or half a minute later, and holds up the whole process that asked for it, all its threads included.
+    Serve's router prefers whoever has the fewest calls under way. To cancel those of one that stands still would make
+    it the first choice of all that is asked next.
     """
     _watch(asyncio.ensure_future(anext(deltas)), response)
 

@@ -29,6 +29,12 @@ class Source:
             self.closed = True
 
 
+async def test_who_is_asked_says_at_once_that_it_lives() -> None:
+    stream = beating(Source().deltas(), period_s=60.0)
+    assert await anext(stream) == BEAT
+    await stream.aclose()
+
+
 async def test_a_silent_stream_beats_and_loses_nothing() -> None:
     source = Source()
     stream = beating(source.deltas(), period_s=0.01)
@@ -42,7 +48,7 @@ async def test_a_silent_stream_beats_and_loses_nothing() -> None:
 async def test_closing_a_beating_stream_closes_its_source() -> None:
     source = Source()
     stream = beating(source.deltas(), period_s=0.01)
-    assert await anext(stream) == BEAT
+    assert [await anext(stream), await anext(stream)] == [BEAT, BEAT]
     await stream.aclose()
     assert source.closed
 

@@ -10,7 +10,7 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.errors import IngressLostError
-from deployments import lost_ingress
+from deployments import lost_ingress, serve_environment
 from deployments.lost_ingress import LostIngressMiddleware
 
 EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8")]
@@ -113,7 +113,7 @@ async def test_other_connections_pass_through() -> None:
 
 
 def test_the_environment_names_the_callback() -> None:
-    path = lost_ingress.environment()[lost_ingress.CALLBACK]
+    path = serve_environment.environment()[serve_environment.CALLBACK]
     assert locate(path.replace(":", ".")) is lost_ingress.middlewares
     (one,) = lost_ingress.middlewares()
     assert one.cls is LostIngressMiddleware

@@ -54,11 +54,11 @@ def asking(*scripts: Script) -> tuple[list[Orchestrator], Callable[[], Orchestra
 @pytest.mark.parametrize("sign", [BEAT, Delta((7,))])
 async def test_one_that_stands_still_is_passed_over(sign: Delta) -> None:
     asked, ask = asking([], [sign, Delta((8,))], [])
-    response, deltas, first = await take_over(ask, 3, Lost, patience_s=0.01)
+    response, deltas, first = await take_over(ask, 3, Lost, 0.01, 0.01)
     assert response is asked[1]
     assert first == sign
     assert await anext(deltas) == Delta((8,))
-    assert not asked[0].cancelled.is_set()  # a call that it has not even heard cannot be cancelled
+    assert not asked[0].cancelled.is_set()  # it would seem to have nothing to do
     asked[0].awake.set()
     await asyncio.wait_for(asked[0].cancelled.wait(), 10.0)
     assert not asked[1].cancelled.is_set()
@@ -73,25 +73,36 @@ async def test_one_that_fell_silent_is_cancelled_when_it_speaks_again() -> None:
     await asyncio.wait_for(orchestrator.cancelled.wait(), 10.0)
 
 
+async def test_the_last_one_has_more_time_than_those_before() -> None:
+    asked, ask = asking([], [])
+    answer = asyncio.create_task(take_over(ask, 2, Lost, 0.01, 60.0))
+    while len(asked) < 2:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.05)  # several times what the first had
+    asked[1].awake.set()
+    response, _, _ = await answer
+    assert response is asked[1]
+
+
 async def test_after_a_dead_one_the_next_is_asked_at_once() -> None:
     asked, ask = asking([Lost()], [Lost()], [BEAT])
-    response, _, _ = await take_over(ask, 4, Lost, patience_s=60.0)
+    response, _, _ = await take_over(ask, 4, Lost, 60.0, 60.0)
     assert response is asked[2]
 
 
 async def test_when_all_are_lost_that_is_the_error() -> None:
     _, ask = asking([Lost()], [Lost()])
     with pytest.raises(Lost):
-        await take_over(ask, 2, Lost, patience_s=60.0)
+        await take_over(ask, 2, Lost, 60.0, 60.0)
     _, ask = asking([Lost()], [], [])
     with pytest.raises(SilenceError):
-        await take_over(ask, 3, Lost, patience_s=0.01)
+        await take_over(ask, 3, Lost, 0.01, 0.01)
 
 
 async def test_what_an_orchestrator_says_of_the_request_is_raised() -> None:
     _, ask = asking([], [ValueError("no such thing")])
     with pytest.raises(ValueError, match="no such thing"):
-        await take_over(ask, 3, Lost, patience_s=0.01)
+        await take_over(ask, 3, Lost, 0.01, 0.01)
 
 
 async def test_a_first_delta_is_not_lost_on_the_way() -> None:

@@ -16,7 +16,7 @@ from built import K8S, OVERLAYS, ROOT, Document, build, groups, kinds, pods, ray
 
 from cluster.config import DeploymentConfig, load_config
 from cluster.manifests import COMPONENT, IMPORT_PATH
-from deployments import lost_ingress
+from deployments import serve_environment
 
 overlays = pytest.mark.parametrize("overlay", OVERLAYS)
 SECRETS = {"outrider-api-keys", "outrider-hub", "outrider-redis"}
@@ -56,11 +56,11 @@ def test_selectors_find_pods(overlay: str) -> None:
 
 
 @overlays
-def test_every_proxy_tells_clients_of_a_lost_ingress(overlay: str) -> None:
+def test_every_process_of_ray_finds_what_serve_must_know(overlay: str) -> None:
     """A proxy runs on every node with a replica, and on the head."""
     for name, group in groups(overlay).items():
         variables = {one["name"]: one.get("value") for one in group["template"]["spec"]["containers"][0]["env"]}
-        assert lost_ingress.environment().items() <= variables.items(), name
+        assert serve_environment.environment().items() <= variables.items(), name
 
 
 @overlays
