@@ -25,7 +25,7 @@ from deployments.carriage import Call, LostError, over_grpc
 from deployments.directory import NamedActors
 from deployments.overview import overview
 from deployments.recording import answer_recorder
-from deployments.takeover import PATIENCE_S, leave_alone, take_over
+from deployments.takeover import leave_alone, take_over
 
 MOST_MOVES = 3
 """Orchestrators that one answer may lose before it ends with an error."""
@@ -174,8 +174,10 @@ class RemoteService:
         for move in range(MOST_MOVES + 1):
             call, ended = None, False
             try:
-                patience = PATIENCE_S if move else self._silence  # under load alone nobody is asked twice
-                call, deltas, first = await take_over(ask, MOST_ASKED, LostError, patience, self._silence)
+                # Under load alone nobody is asked twice. To go on two are asked at once: the router gives the second
+                # call to whoever has fewer, and so hardly both to the one that stands still.
+                first_s = 0.0 if move else self._silence
+                call, deltas, first = await take_over(ask, MOST_ASKED, LostError, first_s, self._silence)
                 async for delta in listening(deltas, self._silence, first):
                     ended = delta.finish is not None
                     delivered += delta.tokens

@@ -16,7 +16,7 @@ from actors.messages import Delta
 from deployments.beats import SilenceError
 
 PATIENCE_S = 0.3
-"""Who lives says so at once; where one is known to be lost, the next one is asked after this."""
+"""Who lives says so at once; where several have been asked, the next one is after this."""
 
 
 class Response(Protocol):
@@ -28,15 +28,19 @@ class Response(Protocol):
 
 
 async def take_over(
-    ask: Callable[[], Response], most: int, lost: type[Exception], patience_s: float, silence_s: float
+    ask: Callable[[], Response],
+    most: int,
+    lost: type[Exception],
+    first_s: float,
+    silence_s: float,
+    patience_s: float = PATIENCE_S,
 ) -> tuple[Response, AsyncIterator[Delta], Delta]:
     """The response of whoever spoke first, the rest of its deltas, and the one that it spoke.
 
     The others are left alone (see `leave_alone`).
 
-    ask: calls one more orchestrator, of `most` in all: the second after `patience_s`, any further one after the least
-    of that and `PATIENCE_S`, and the next at once when one dies, which is what `lost` means.
-    silence_s: how long the last of them has to speak.
+    ask: calls one more orchestrator, of `most` in all; the next at once when one dies, which is what `lost` means.
+    first_s, patience_s, silence_s: how long the first one, any further one, and the last one have to speak.
     Raises what an orchestrator raised; SilenceError when all are silent.
     """
     asked: dict[asyncio.Future[Delta], tuple[Response, AsyncIterator[Delta]]] = {}
@@ -47,7 +51,7 @@ async def take_over(
                 response, calls = ask(), calls + 1
                 deltas = aiter(response)
                 asked[asyncio.ensure_future(anext(deltas))] = response, deltas
-            limit_s = silence_s if calls == most else patience_s if calls == 1 else min(patience_s, PATIENCE_S)
+            limit_s = silence_s if calls == most else first_s if calls == 1 else patience_s
             done, _ = await asyncio.wait(asked, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             if not done and calls == most:
                 raise SilenceError(f"{most} orchestrators were asked, and none of those that are left has spoken")

@@ -54,7 +54,7 @@ def asking(*scripts: Script) -> tuple[list[Orchestrator], Callable[[], Orchestra
 @pytest.mark.parametrize("sign", [BEAT, Delta((7,))])
 async def test_one_that_stands_still_is_passed_over(sign: Delta) -> None:
     asked, ask = asking([], [sign, Delta((8,))], [])
-    response, deltas, first = await take_over(ask, 3, Lost, 0.01, 0.01)
+    response, deltas, first = await take_over(ask, 3, Lost, 0.01, 0.01, 0.01)
     assert response is asked[1]
     assert first == sign
     assert await anext(deltas) == Delta((8,))
@@ -96,13 +96,13 @@ async def test_when_all_are_lost_that_is_the_error() -> None:
         await take_over(ask, 2, Lost, 60.0, 60.0)
     _, ask = asking([Lost()], [], [])
     with pytest.raises(SilenceError):
-        await take_over(ask, 3, Lost, 0.01, 0.01)
+        await take_over(ask, 3, Lost, 0.01, 0.01, 0.01)
 
 
 async def test_what_an_orchestrator_says_of_the_request_is_raised() -> None:
     _, ask = asking([], [ValueError("no such thing")])
     with pytest.raises(ValueError, match="no such thing"):
-        await take_over(ask, 3, Lost, 0.01, 0.01)
+        await take_over(ask, 3, Lost, 0.01, 0.01, 0.01)
 
 
 async def test_a_first_delta_is_not_lost_on_the_way() -> None:
