@@ -32,14 +32,20 @@ class Told:
     """Answers that ended with an error that a client cannot do anything about."""
     broken: list[str] = field(default_factory=list)
     """Connections that ended early; the client asked again."""
+    breaks: list[tuple[float, float]] = field(default_factory=list)
+    """(begin, seconds) of the silence before each of those ends."""
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     """When tokens came, and how many."""
     gaps: list[tuple[float, float]] = field(default_factory=list)
     """(begin, seconds) of every pause within an answer."""
+    waits: list[tuple[float, float]] = field(default_factory=list)
+    """(begin, seconds) from every request to its first sign."""
+    under_way: dict[str, float] = field(default_factory=dict)
+    """When each request that has no end yet was made, or last gave a sign."""
 
     def longest_gap(self, since: float = float("-inf"), until: float = float("inf")) -> float:
         """Seconds, of the pauses that were under way at some time between `since` and `until`."""
-        return max((s for begin, s in self.gaps if begin + s > since and begin < until), default=0.0)
+        return longest(self.gaps, since, until)
 
     def rate(self, since: float, until: float) -> float:
         """Tokens per second that reached clients."""
@@ -84,17 +90,18 @@ class CheckedLoad:
     async def _once(self, request: GenerationRequest, truth: tuple[int, ...]) -> bool:
         """Ask once. Returns whether that was the end of it."""
         told, got, last = self.told, list[int](), time.monotonic()
+        told.under_way[request.id] = last
         try:
             async for delta in self._service.generate(request):
                 now = time.monotonic()
-                if got:
-                    told.gaps.append((last, now - last))
-                last = now
+                (told.gaps if got else told.waits).append((last, now - last))
+                last = told.under_way[request.id] = now
                 got += delta.tokens
                 if delta.tokens:
                     told.arrivals.append((now, len(delta.tokens)))
         except UnavailableError as error:
             told.broken.append(f"{request.id} after {len(got)} tokens: {error}")
+            told.breaks.append((last, time.monotonic() - last))
             if tuple(got) != truth[: len(got)]:
                 told.changed.append(f"{request.id}: {_difference(got, truth)}")
             await asyncio.sleep(min(error.retry_after, 1.0))
@@ -102,11 +109,18 @@ class CheckedLoad:
         except Exception as error:
             told.lost.append(f"{request.id} after {len(got)} tokens: {type(error).__name__}: {error}")
             return True
+        finally:
+            del told.under_way[request.id]
         told.answers += 1
         told.tokens += len(got)
         if tuple(got) != truth:
             told.changed.append(f"{request.id}: {_difference(got, truth)}")
         return True
+
+
+def longest(silences: Sequence[tuple[float, float]], since: float, until: float) -> float:
+    """Seconds, of the silences (begin, seconds) that were under way at some time between; 0 when there was none."""
+    return max((s for begin, s in silences if begin + s > since and begin < until), default=0.0)
 
 
 def _difference(got: Sequence[int], truth: Sequence[int]) -> str:
