@@ -39,6 +39,8 @@ class _Sequence:
     """Of the drafts given for the pass under way."""
     declined: bool = False
     starved: bool = False
+    foreseen: bool = True
+    """Drafts that continue what the last pass decided may come before the draft hears of it."""
 
 
 @dataclass(slots=True)
@@ -106,7 +108,7 @@ class Desk:
                 self._changed.notify_all()  # a pass is not held for it any more
 
     def offer(self, batch: OfferBatch) -> None:
-        """Drafts have come."""
+        """Drafts have come, if perhaps too late. Whoever offers those is there, and near enough to be waited for."""
         with self._changed:
             now = self._clock()
             for sequence in self._mailbox.offer(batch):
@@ -166,7 +168,7 @@ class Desk:
                 self._file(decided)
             self._controller.observe_pass(end.tokens, end.rows, end.seconds)
             wanting = [name for name in end.waiting if self._room(name) > 0]
-            hopeful = [] if self._controller.is_off else wanting
+            hopeful = [] if self._controller.is_off else [n for n in wanting if self._sequences[n].foreseen]
             self._held = self._hold(hopeful, len(end.waiting) - len(hopeful))
             proposals = self._propose(wanting, len(end.waiting))
             self._count(end, began)
@@ -189,7 +191,7 @@ class Desk:
             )
         state.confidences, state.declined, state.starved = (), False, False
         state.length = decided.position + len(decided.tokens)
-        self._mailbox.commit(decided.sequence, decided.tokens)
+        state.foreseen = self._mailbox.commit(decided.sequence, decided.tokens)
 
     def _hold(self, wanting: list[str], others: int) -> float:
         """Wait for drafts that are due, as long as that pays; returns the seconds."""

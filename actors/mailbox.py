@@ -71,14 +71,19 @@ class _Shelf:
         )
         return Proposal(tuple(tokens), tuple(self._confidences[:length]), tuple(kept))
 
-    def commit(self, tokens: Sequence[int]) -> None:
-        """Move past `tokens`; expansions before them are dropped."""
+    def commit(self, tokens: Sequence[int]) -> bool:
+        """Move past `tokens`; expansions before them are dropped. Returns False where others were named in their place."""
         agreed = 0
         for token, walked in zip(tokens, self._tokens, strict=False):
             if token != walked:
                 break
             agreed += 1
-        self.key = prefix_key(tokens[agreed:], self._keys[agreed - 1] if agreed else self.key)
+        self.key = self._keys[agreed - 1] if agreed else self.key
+        foreseen = True
+        for n, token in enumerate(tokens[agreed:], agreed):
+            named = self.levels.get(self.position + n, {}).get(self.key)
+            foreseen = foreseen and (named is None or token in named.tokens)
+            self.key = extend_key(self.key, token)
         if agreed == len(tokens):
             for kept in (self._tokens, self._confidences, self._supports, self._keys):
                 del kept[:agreed]
@@ -88,6 +93,7 @@ class _Shelf:
         for _ in tokens:
             self.size -= len(self.levels.pop(self.position, ()))
             self.position += 1
+        return foreseen
 
     def shed(self, capacity: int) -> None:
         """Drop the deepest expansions until at most `capacity` are left."""
@@ -124,7 +130,10 @@ class Mailbox:
             self._shelves[sequence] = _Shelf(prefix_key(tokens, EMPTY_PREFIX), len(tokens))
 
     def offer(self, batch: OfferBatch) -> list[str]:
-        """File the batch. Returns the sequences for which something useful came."""
+        """File the batch. Returns the sequences for which something new came, in time or too late for its position.
+
+        A draft that is too late is one that follows: it catches up as soon as a pass is held for it.
+        """
         touched = []
         with self._lock:
             for sequence, expansions in batch.expansions.items():
@@ -134,12 +143,13 @@ class Mailbox:
         return touched
 
     def _file(self, shelf: _Shelf, expansions: list[Expansion]) -> bool:
-        useful = False
+        fresh = False
         for expansion in expansions:
-            if expansion.position < shelf.position:
-                continue
             if not self._well_formed(expansion):
                 self.malformed += 1
+                continue
+            if expansion.position < shelf.position:
+                fresh = True
                 continue
             level = shelf.levels.setdefault(expansion.position, {})
             if expansion.parent in level:
@@ -147,10 +157,10 @@ class Mailbox:
                 continue
             level[expansion.parent] = expansion
             shelf.size += 1
-            useful = True
+            fresh = True
         if shelf.size > self._capacity:
             shelf.shed(self._capacity)
-        return useful
+        return fresh
 
     def _well_formed(self, expansion: Expansion) -> bool:
         tokens = expansion.tokens
@@ -167,12 +177,15 @@ class Mailbox:
             shelf = self._shelves.get(sequence)
             return shelf.path(limit) if shelf is not None else NOTHING
 
-    def commit(self, sequence: str, tokens: Sequence[int]) -> None:
-        """Move the committed prefix on; expansions before it are dropped."""
+    def commit(self, sequence: str, tokens: Sequence[int]) -> bool:
+        """Move the committed prefix on; expansions before it are dropped.
+
+        Returns False where the draft named what may follow, and this was not among it: what it drafts until it has
+        heard of the commit is of no use.
+        """
         with self._lock:
             shelf = self._shelves.get(sequence)
-            if shelf is not None:
-                shelf.commit(tokens)
+            return shelf.commit(tokens) if shelf is not None else True
 
     def close(self, sequence: str) -> None:
         """Forget the sequence; unknown ones are ignored."""

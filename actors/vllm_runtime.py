@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -129,7 +127,6 @@ class VllmRuntime:
             eos=model.eos,
             vocabulary=model.vocabulary,
             tokenizer=self._tokenizer,
-            owner=(socket.gethostname(), os.getpid()),
         )
         try:
             reached = engine.tell_workers("take_brief", dataclasses.asdict(brief))

@@ -61,8 +61,12 @@ def verify_blocks(
     outcomes = []
     ready = verifier.choose_all(blocks, grammars)
     for number, block in enumerate(blocks):
-        grammar = grammars[number] if grammars is not None else None
-        outcomes.append(_Decider(verifier, block, start, grammar, ready.get(number)).decide())
+        choices = ready.get(number)
+        outcome = _settled(block, choices) if choices is not None else None
+        if outcome is None:
+            grammar = grammars[number] if grammars is not None else None
+            outcome = _Decider(verifier, block, start, grammar, choices).decide()
+        outcomes.append(outcome)
         start += len(block.drafts) + 1
     return outcomes
 
@@ -101,7 +105,7 @@ class _Pass:
                 rows.extend(range(start, start + len(block.drafts) + 1))
                 for i in range(len(block.drafts) + 1):
                     temperatures.append(0.0 if greedy else block.sampling.temperature)
-                    keys.append(row_key(block.seed, block.position + i))
+                    keys.append(0 if greedy else row_key(block.seed, block.position + i))
             start += len(block.drafts) + 1
         if not rows:
             return {}
@@ -137,6 +141,16 @@ def _is_simple(block: Block) -> bool:
     if sampling.adjusts(settings) or settings.margins:
         return False
     return settings.greedy or (block.rule == "coupled" and not sampling.filters(settings))
+
+
+def _settled(block: Block, choices: Sequence[int]) -> Outcome | None:
+    """What becomes of a simple block whose choices are made; None if a score is unusable, or more is to be told."""
+    if block.sampling.logprobs is not None:
+        return None
+    tau = acceptance.coupled(choices, block.drafts)
+    if min(choices[: tau + 1]) < 0:
+        return None
+    return Outcome((*block.drafts[:tau], choices[tau]), tau)
 
 
 class _Decider:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
-from typing import Any
+from typing import Any, NamedTuple
 
 from actors.engines.protocol import Proposal
 from actors.errors import OutriderError
@@ -33,9 +33,11 @@ MOST_UNTOLD = 100_000
 _RETRY_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """What one pass decided for one sequence: `tokens` from absolute `position` on, of which `accepted` were drafts."""
+class Decided(NamedTuple):
+    """What one pass decided for one sequence: `tokens` from absolute `position` on, of which `accepted` were drafts.
+
+    A tuple, because one of each sequence is pickled in every pass, which takes a data class several times as long.
+    """
 
     sequence: str
     position: int

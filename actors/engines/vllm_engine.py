@@ -237,16 +237,20 @@ def _read(log: Path) -> str:
 
 @contextlib.contextmanager
 def _environment(ranks: int) -> Iterator[None]:
-    """On a CPU, vLLM binds each rank's threads to cores of its own; with fewer cores than ranks they share."""
-    name = "VLLM_CPU_OMP_THREADS_BIND"
+    """For vLLM's processes. They are spawned: an actor has threads, which a fork would cut off half-way.
+
+    On a CPU, vLLM binds each rank's threads to cores of its own; with fewer cores than ranks they share.
+    """
+    wanted = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if name in os.environ or not cores:
-        yield
-        return
-    share = len(cores) // ranks
-    bind = "|".join(",".join(map(str, cores[r * share : (r + 1) * share])) for r in range(ranks)) if share else "nobind"
-    os.environ[name] = bind
+    if cores:
+        share = len(cores) // ranks
+        each = (",".join(map(str, cores[r * share : (r + 1) * share])) for r in range(ranks))
+        wanted["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(each) if share else "nobind"
+    wanted = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(wanted)
     try:
         yield
     finally:
-        del os.environ[name]
+        for name in wanted:
+            os.environ.pop(name, None)

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from actors.engines.vllm_owner import OwnerWatch
 from actors.errors import ConfigError
 
 TRIED = (0, 32)
@@ -104,6 +105,7 @@ def engine_arguments(plan: VllmPlan) -> dict[str, Any]:
         "skip_tokenizer_init": True,
         "generation_config": "vllm",  # defaults of sampling are the ingress's business
         "disable_log_stats": True,
+        "additional_config": {**plan.arguments.get("additional_config", {}), "owner": OwnerWatch()},
     }
     if plan.own_speculation is not None:
         arguments["speculative_config"] = plan.own_speculation
@@ -114,9 +116,11 @@ def engine_arguments(plan: VllmPlan) -> dict[str, Any]:
             "model": f"{INTERNALS}.MailboxProposer",
             "num_speculative_tokens": drafts,
         }
+        if current_platform.is_cpu() or plan.tensor_parallel_size > 1:  # or else vLLM has no processes for its ranks
+            arguments["distributed_executor_backend"] = f"{INTERNALS}.MailboxExecutor"
     if current_platform.is_cpu() and model is not None:
         arguments["kv_cache_memory_bytes"] = cache_bytes(model, plan, length)
-    return arguments | plan.arguments
+    return arguments | {name: value for name, value in plan.arguments.items() if name != "additional_config"}
 
 
 def cache_bytes(model: Any, plan: VllmPlan, length: int) -> int:

@@ -77,6 +77,23 @@ def test_children_may_arrive_before_their_parents_and_twice() -> None:
     assert mailbox.path("s", 8).tokens == (1, 3)
 
 
+def test_an_offer_that_comes_too_late_shows_that_the_draft_follows() -> None:
+    mailbox = opened()
+    mailbox.commit("s", [1])
+    assert mailbox.offer(offer(expansion(PROMPT, 1))) == ["s"]
+    assert len(mailbox) == 0
+
+
+def test_a_commit_tells_whether_the_draft_may_have_foreseen_it() -> None:
+    mailbox = opened()
+    assert mailbox.commit("s", [1])  # nothing was named
+    mailbox.offer(offer(expansion([*PROMPT, 1], 2, 9), expansion([*PROMPT, 1, 2], 3), expansion([*PROMPT, 1, 9], 4)))
+    assert mailbox.commit("s", [9])  # not the likeliest, but named
+    assert not mailbox.commit("s", [5])  # 4 was named after 9
+    assert mailbox.commit("s", [6])
+    assert mailbox.commit("stranger", [1])
+
+
 def test_of_two_answers_for_one_node_the_first_stays() -> None:
     mailbox = opened()
     mailbox.offer(offer(expansion(PROMPT, 1)))

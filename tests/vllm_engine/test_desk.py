@@ -142,6 +142,29 @@ def test_where_nobody_drafts_nobody_is_waited_for() -> None:
     assert (answer.quiet, answer.proposals["a"].tokens) == (False, (8,))
 
 
+def test_a_draft_that_is_too_late_is_waited_for() -> None:
+    """It would never catch up with passes that take less time than its answers do."""
+    it = ticking(wait="full", max_wait_ms=5)
+    it.open(opening(max_tokens=SILENT * 3))
+    for i in range(SILENT + 2):  # so long nothing comes that the passes do not even ask
+        quiet = it.answer(end(Decided("a", 2 + i, (7,)))).quiet
+    assert (quiet, it.take_facts().hold_seconds) == (True, 0.0)
+    offer(it, PROMPT, 7)  # the first answer of the draft: long overtaken
+    assert not it.answer(end(Decided("a", it.positions, (7,)))).quiet
+    assert it.take_facts().hold_seconds >= 0.005
+
+
+def test_a_pass_is_not_held_for_drafts_that_cannot_fit() -> None:
+    """The draft named what follows, and the target said something else, of which the draft hears after this answer."""
+    it = ticking(wait="full", max_wait_ms=5)
+    it.open(opening())
+    offer(it, PROMPT, 50)
+    it.answer(end(Decided("a", 2, (7,))))
+    assert it.take_facts().hold_seconds < 0.005
+    it.answer(end(Decided("a", 3, (7,))))  # of this position the draft has said nothing yet
+    assert it.take_facts().hold_seconds >= 0.005
+
+
 def test_a_token_that_cannot_be_chosen_is_reported() -> None:
     rung: list[bool] = []
     it = Desk(TargetSettings(context=16), 100, lambda: 0.0, lambda: rung.append(True))
@@ -155,16 +178,21 @@ def test_a_token_that_cannot_be_chosen_is_reported() -> None:
     assert (it.take_facts().passes, it.take_facts().passes) == (1, 0)
 
 
-@pytest.mark.parametrize("wait", ["bounded", "full"])
-def test_a_pass_is_held_for_drafts_within_its_bound(wait: str) -> None:
+def ticking(**lookahead: Any) -> Desk:
+    """A desk whose clock moves a millisecond whenever it is read."""
     now = [0.0]
 
     def clock() -> float:
         now[0] += 0.001
         return now[0]
 
-    chosen = LookaheadSettings(mode="fixed", maximum=2, wait=wait, max_wait_ms=5)  # type: ignore[arg-type]
-    it = Desk(TargetSettings(context=16, lookahead=chosen), 100, clock)
+    chosen = LookaheadSettings(**{"mode": "fixed", "maximum": 2} | lookahead)
+    return Desk(TargetSettings(context=256, lookahead=chosen), 100, clock)
+
+
+@pytest.mark.parametrize("wait", ["bounded", "full"])
+def test_a_pass_is_held_for_drafts_within_its_bound(wait: str) -> None:
+    it = ticking(wait=wait, max_wait_ms=5)
     it.open(opening())
     offer(it, (*PROMPT, 50), 8)  # so a draft follows this sequence
     answer = it.answer(end(Decided("a", 2, (7,))))

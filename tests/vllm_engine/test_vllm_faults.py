@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 from desks import Fuse, FusedDesk
-from vllm_stack import checkpoint, draft, engines, model, plan, prompts, settings, stack
+from vllm_stack import checkpoint, draft, engines, model, plan, prompts, settings, stack, words
 
 from actors.comparison import Comparison, Reference
 from actors.engines.vllm_engine import VllmEngine
@@ -122,26 +124,60 @@ if __name__ == "__main__":
 """
 
 
-def test_a_killed_actor_leaves_nothing_running(folder: str, tmp_path: Path) -> None:
-    """It says no goodbye: vLLM's processes notice that it is gone."""
-    script = tmp_path / "actor.py"
+def start_actor(folder: str, place: Path) -> subprocess.Popen[str]:
+    """An actor in a process of its own, which works in `place`, as all its descendants do."""
+    script = place / "actor.py"
     script.write_text(SCRIPT.format(here=str(Path(__file__).parent)))
-    actor = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, str(script), folder],
-        cwd=ROOT,
+        cwd=place,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
+
+
+def working_in(place: Path) -> list[psutil.Process]:
+    """Processes of this machine that descend from the actor that works there, also when it is dead."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it has ended, or is somebody else's
+            if process.cwd() == str(place):
+                found.append(process)
+    return found
+
+
+def assert_all_end(place: Path) -> None:
+    """Those that run now, and those that they have started meanwhile."""
+    while left := working_in(place):
+        _, alive = psutil.wait_procs(left, timeout=60)
+        assert not alive
+
+
+def test_a_killed_actor_leaves_nothing_running(folder: str, tmp_path: Path) -> None:
+    """It says no goodbye: vLLM's processes notice that it is gone."""
+    actor = start_actor(folder, tmp_path)
     assert actor.stdout is not None
     try:
         assert actor.stdout.readline().strip() == "up"
-        children = psutil.Process(actor.pid).children(recursive=True)
-        assert len(children) >= 2
+        assert len(working_in(tmp_path)) >= 3  # with vLLM's engine and its worker
     finally:
         actor.kill()
         actor.wait()
         actor.stdout.close()
-    _, alive = psutil.wait_procs(children, timeout=60)
-    assert not alive
+    assert_all_end(tmp_path)
+
+
+@pytest.mark.parametrize("moment", ["spawn_main", "VLLM::EngineCore", "VLLM::Worker"])
+def test_an_actor_killed_while_vllm_starts_leaves_nothing_running(folder: str, tmp_path: Path, moment: str) -> None:
+    """When vLLM's first process exists and knows nothing yet; when its engine has begun; when its worker has."""
+    actor = start_actor(folder, tmp_path)
+    try:
+        while not any(moment in words(process) for process in working_in(tmp_path)):
+            assert actor.poll() is None
+            time.sleep(0.02)  # looking costs the time of those looked for
+    finally:
+        actor.kill()
+        actor.communicate()
+    assert_all_end(tmp_path)

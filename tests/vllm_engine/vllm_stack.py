@@ -147,10 +147,11 @@ def engines() -> set[int]:
 def processes(*names: str) -> set[int]:
     """Processes under this one whose command line holds one of the names."""
     found = psutil.Process().children(recursive=True)
-    return {child.pid for child in found if any(name in _words(child) for name in names)}
+    return {child.pid for child in found if any(name in words(child) for name in names)}
 
 
-def _words(process: psutil.Process) -> str:
+def words(process: psutil.Process) -> str:
+    """Its command line; nothing when it has ended."""
     try:
         return " ".join(process.cmdline())
     except psutil.NoSuchProcess:
