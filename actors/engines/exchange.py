@@ -93,6 +93,8 @@ class ExchangeServer:
         self._family = socket.AF_UNIX if self._folder is not None else socket.AF_INET
         self._closed = False
         self._connections: set[Connection] = set()
+        """Each is closed by the thread that serves it, under the lock: a file number is soon another file's."""
+        self._lock = threading.Lock()
         threading.Thread(target=self._accept, name="mailbox-door", daemon=True).start()
 
     def close(self) -> None:
@@ -101,8 +103,10 @@ class ExchangeServer:
         with contextlib.suppress(OSError), socket.socket(self._family) as knock:  # accept does not notice a close
             knock.connect(self.address)
         self._listener.close()
-        for connection in list(self._connections):
-            connection.close()
+        with self._lock:
+            for connection in self._connections:
+                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
+                    end.shutdown(socket.SHUT_RDWR)
         if self._folder is not None:
             with contextlib.suppress(OSError):
                 os.rmdir(self._folder)
@@ -116,7 +120,8 @@ class ExchangeServer:
                     logger.warning("a connection to the mailbox was refused: %s", error)
                     time.sleep(0.01)
                 continue
-            self._connections.add(connection)
+            with self._lock:
+                self._connections.add(connection)
             threading.Thread(target=self._serve, args=(connection,), name="mailbox", daemon=True).start()
 
     def _serve(self, connection: Connection) -> None:
@@ -128,8 +133,9 @@ class ExchangeServer:
         except Exception:
             logger.exception("the mailbox failed; the engine goes on without drafts")
         finally:
-            self._connections.discard(connection)
-            connection.close()
+            with self._lock:
+                self._connections.discard(connection)
+                connection.close()
 
 
 class ExchangeClient:
