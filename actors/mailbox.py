@@ -72,7 +72,7 @@ class _Shelf:
         return Proposal(tuple(tokens), tuple(self._confidences[:length]), tuple(kept))
 
     def commit(self, tokens: Sequence[int]) -> bool:
-        """Move past `tokens`; expansions before them are dropped. Returns False where others were named in their place."""
+        """Move past `tokens`, and drop what lies before. Returns False where others were named in their place."""
         agreed = 0
         for token, walked in zip(tokens, self._tokens, strict=False):
             if token != walked:
