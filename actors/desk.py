@@ -86,6 +86,8 @@ class Desk:
         self.overhead_s: deque[float] = deque(maxlen=4096)
         """What the exchange took the engine, per pass, without what was spent holding the pass for drafts."""
         self._held = 0.0
+        self._ended_at: float | None = None
+        """When the last pass ended; None where the engine paused after it."""
         self._offered_in = 0
         """The pass in which drafts came last."""
 
@@ -167,12 +169,19 @@ class Desk:
             for decided in end.decided:
                 self._file(decided)
             self._controller.observe_pass(end.tokens, end.rows, end.seconds)
+            self._observe_progress(end, began)
             wanting = [name for name in end.waiting if self._room(name) > 0]
             hopeful = [] if self._controller.is_off else [n for n in wanting if self._sequences[n].foreseen]
             self._held = self._hold(hopeful, len(end.waiting) - len(hopeful))
             proposals = self._propose(wanting, len(end.waiting))
             self._count(end, began)
             return Answer(end.number, proposals, quiet=not proposals and self._is_quiet())
+
+    def _observe_progress(self, end: PassEnd, now: float) -> None:
+        proposed = sum(decided.proposed for decided in end.decided)
+        if self._ended_at is not None and end.tokens <= end.rows + proposed:  # a part of a prompt takes time of its own
+            self._controller.observe_progress(end.rows, sum(len(d.tokens) for d in end.decided), now - self._ended_at)
+        self._ended_at = now if end.waiting else None
 
     def _file(self, decided: Decided) -> None:
         state = self._sequences.get(decided.sequence)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from actors.algorithms.cost import PassCost
+from actors.algorithms.payoff import Payoff
 from actors.algorithms.waiting import WaitingRule
 from actors.settings import LookaheadSettings
 
@@ -64,6 +65,9 @@ _GAIN_RATE = 0.2
 _FIRST_GAIN = 0.2
 """Expected before anything is known; without any gain, nothing is verified after ten passes with drafts at hand."""
 
+DOUBTFUL_BELOW = 0.25
+"""Expected gain below which it is tried out what drafts cost beside the pass (payoff.py)."""
+
 PROBE = 64
 """Passes of like size after which one of another size is run: without, the cost of a token could not be told."""
 
@@ -105,13 +109,15 @@ class LookaheadController:
         self._usual_tokens = 0.0
         self._alike = PROBE - 4
         self._gain = _FIRST_GAIN
+        self._payoff = Payoff(OFF_BELOW)
 
     # -- lookahead -----------------------------------------------------------------------------------------------
 
     @property
     def is_off(self) -> bool:
-        """Of the drafts at hand for the last few passes, hardly any were worth verifying: none is for now."""
-        return self._gain < OFF_BELOW
+        """None is verified for now: of the drafts at hand for the last few passes, hardly any were worth it, or it was
+        tried out that they do not pay."""
+        return self._gain < OFF_BELOW or not self._payoff.allows
 
     def plan(self, paths: Mapping[str, Sequence[float]], plain_tokens: int) -> dict[str, int]:
         """Lookahead of each sequence in the pass that is formed now.
@@ -129,7 +135,7 @@ class LookaheadController:
         self._expect(paths, expected_gain(trusted, chosen, self.cost, plain_tokens))
         if self.is_off:
             chosen = [0] * len(trusted)
-        if self._alike >= PROBE:
+        if self._alike >= PROBE and not self._payoff.is_trying:
             chosen = self._probe(trusted, chosen, plain_tokens)
         return dict(zip(paths, chosen, strict=True))
 
@@ -179,6 +185,14 @@ class LookaheadController:
             self._usual_tokens += 0.2 * (tokens - self._usual_tokens) if self._usual_tokens else tokens
             self._waiting.end_pass(rows, self._accepted, self._tried, seconds)
         self._accepted = self._tried = 0
+
+    def observe_progress(self, rows: int, tokens: int, seconds: float) -> None:
+        """Passes without a pause in between: one ended `seconds` after the one before it, by the wall clock.
+
+        For engines whose time between passes counts too. rows: sequences that committed; tokens: what they committed.
+        """
+        doubtful = self._settings.mode == "adaptive" and OFF_BELOW <= self._gain < DOUBTFUL_BELOW
+        self._payoff.observe(rows, tokens, seconds, doubtful)
 
     def forget(self, sequence: str) -> None:
         """The sequence has ended."""
