@@ -4,8 +4,9 @@
     make bench-vllm ARGS="--repeats 1 --tokens 24"    # a rougher look
 
 The target (and a draft inside vLLM) has one core; the remote draft has the other one, as a cheap device beside a dear
-one. Greedy, the demo pair. Then the same with a draft of known cost and quality (scripted.py), because on a CPU a
-draft step of the demo pair is not as much cheaper than a pass as it is between two GPUs.
+one. vLLM's scheduler and the actors are there too, and go first (`nice`). Greedy, the demo pair. Then the same with a
+draft of known cost and quality (scripted.py), because on a CPU a draft step of the demo pair is not as much cheaper
+than a pass as it is between two GPUs.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ async def running(
     target = VllmTargetActor("target", lambda: way.model, settings, recorder)
     drafts = {}
     if way.draft is not None:
-        make, cores = way.draft, Resources(cores=(CORES[-1],), threads=1)
+        make, cores = way.draft, Resources(cores=(CORES[-1],), threads=1, nice=10)
 
         def build() -> DraftModel:
             factory.pin(cores)

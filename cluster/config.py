@@ -56,6 +56,8 @@ class Resources(Settings):
     """Torch threads; None leaves torch's own choice."""
     cores: tuple[int, ...] | None = None
     """Pin the model thread's process to these cores (CPU engines on one machine)."""
+    nice: Annotated[int, Field(ge=0, le=19)] = 0
+    """How far the model thread steps back for others on its cores: a draft beside a target's scheduler should."""
 
 
 class Health(Settings):

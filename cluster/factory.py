@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -278,9 +280,10 @@ def check_vocabularies(target: str, draft: str, kind: str) -> None:
 
 
 def pin(resources: Resources) -> None:
-    """Keep the calling thread, and those it will start, to the configured cores and number of torch threads.
+    """Keep the calling thread, and those it will start, to the configured cores, priority and number of torch threads.
 
-    Cores that this machine lacks are left out; with none left nothing is pinned. Only Linux can pin.
+    Cores that this machine lacks are left out; with none left nothing is pinned. Only Linux can pin, and has
+    priorities of threads.
     """
     if resources.cores is not None and hasattr(os, "sched_setaffinity"):
         cores = os.sched_getaffinity(0) & set(resources.cores)
@@ -288,6 +291,9 @@ def pin(resources: Resources) -> None:
             os.sched_setaffinity(0, cores)
         else:
             logger.warning("none of the cores %s is available here: not pinned", resources.cores)
+    if resources.nice and sys.platform == "linux":
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, max(resources.nice, os.getpriority(os.PRIO_PROCESS, thread)))
     if resources.threads is not None:
         import torch
 

@@ -143,3 +143,22 @@ def test_pinning_keeps_to_what_there_is(caplog: pytest.LogCaptureFixture) -> Non
     assert seen == [{first}, before]
     assert "not pinned" in caplog.text
     assert os.sched_getaffinity(0) == before
+
+
+def test_a_thread_may_step_back_for_others() -> None:
+    import os
+    import threading
+
+    from cluster.config import Resources
+
+    seen: list[int] = []
+
+    def look() -> None:
+        before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        pin(Resources(nice=5))
+        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) - before)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert seen == [max(5 - os.getpriority(os.PRIO_PROCESS, 0), 0)]  # nobody is set forward
