@@ -1,6 +1,6 @@
 """Sixteen sequences at once on vLLM: what our sampler, the exchange and the draft each take from its throughput.
 
-    make bench-vllm-saturation                        # about four minutes of two cores
+    make bench-vllm-saturation                        # about five minutes of two cores
     make bench-vllm-saturation ARGS="--repeats 2"     # a rougher look
 
 The same target, prompts and cores as `make bench-vllm`, in ways that differ by one thing each.
@@ -80,7 +80,12 @@ async def fill(orchestrator: Orchestrator, name: str, prompts: Sequence[Sequence
 
 
 async def measure(
-    chosen: Sequence[Way], config: DeploymentConfig, prompts: Sequence[Sequence[int]], tokens: int, repeats: int
+    chosen: Sequence[Way],
+    config: DeploymentConfig,
+    prompts: Sequence[Sequence[int]],
+    tokens: int,
+    repeats: int,
+    warm: int = 1,
 ) -> list[Spent]:
     """All ways are up at once and take turns, so that a machine that changes its speed changes all of them."""
     spent = [Spent() for _ in chosen]
@@ -90,7 +95,7 @@ async def measure(
             await up.enter_async_context(running(way, config, recorder))
             for way, recorder in zip(chosen, recorders, strict=True)
         ]
-        for repeat in range(-1, repeats):  # the first one is to get warm
+        for repeat in range(-warm, repeats):
             for (orchestrator, target), found, recorder in zip(pairs, spent, recorders, strict=True):
                 skipped = len(target.exchange_overhead())
                 began = time.perf_counter()
@@ -130,6 +135,7 @@ def row(name: str, spent: Spent, base: Spent) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--warm", type=int, default=3, help="repeats before: what drafts are worth is found out")
     parser.add_argument("--tokens", type=int, default=64, help="per answer")
     parser.add_argument("--lookahead", type=int, default=4)
     parser.add_argument("--eager", action="store_true", help="without vLLM's compilation")
@@ -142,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"{'':<38}{'tokens/s':>7}{'':<15}" + "".join(f"{title:>11}" for title in COLUMNS))
     every = ways(config, chosen.lookahead)
     picked = [every[number] for number in chosen.only or range(len(every))]
-    results = asyncio.run(measure(picked, config, prompts, chosen.tokens, chosen.repeats))
+    results = asyncio.run(measure(picked, config, prompts, chosen.tokens, chosen.repeats, chosen.warm))
     for way, spent in zip(picked, results, strict=True):
         print(row(way.name, spent, results[0]), flush=True)
 

@@ -18,7 +18,9 @@ MEASURED = 24
 """Passes counted in each of the spells; without drafts twice as many. The speed of single passes varies by a few
 percent, so the comparison is good to about one."""
 LIKE = 1.5
-"""A load within this factor counts as the same: what was found out holds for it."""
+"""A load within this factor counts as the same: what was found out holds for it, and for no other."""
+FORGET = 64
+"""Passes of other loads in a row after which it is forgotten; a batch that drains and fills again takes fewer."""
 REST = 512
 """Passes until it is tried again; twice as many each time that says the same, up to LONGEST_REST."""
 LONGEST_REST = 8192
@@ -40,7 +42,10 @@ class Payoff:
         self._tokens = {True: 0, False: 0}
         self._seconds = {True: 0.0, False: 0.0}
         self._rows = 0
-        """Sequences in a pass when the trial began."""
+        """Sequences in a pass when the trial began; 0 when nothing is known or tried."""
+        self._away = 0
+        """Passes since then, in a row, that are another question."""
+        self._last = self._steady = 0
         self._rest = 0
         self._next_rest = REST
         self._pays = True
@@ -50,11 +55,13 @@ class Payoff:
     @property
     def is_trying(self) -> bool:
         """A trial is under way: nothing else should change the passes meanwhile."""
-        return bool(self._spells)
+        return bool(self._spells) and not self._away
 
     @property
     def allows(self) -> bool:
         """May drafts be verified now?"""
+        if self._away:
+            return True
         return self._spells[0].drafts if self._spells else self._pays
 
     def observe(self, rows: int, tokens: int, seconds: float, doubtful: bool) -> None:
@@ -62,16 +69,21 @@ class Payoff:
 
         doubtful: the computed gain is small, but not so small that nothing is verified anyway.
         """
-        if self._rows and not self._rows / LIKE <= rows <= self._rows * LIKE:
-            self._forget()
-        if self._spells:
-            if doubtful:
-                self._count(tokens, seconds)
-            else:
+        self._steady = self._steady + 1 if _alike(rows, self._last) else 0
+        self._last = rows
+        if self._rows and not (doubtful and _alike(rows, self._rows)):
+            self._away += 1
+            if self._spells:
+                self._spells[0].settle = SETTLE
+            if self._away > FORGET:
                 self._forget()
+            return
+        self._away = 0
+        if self._spells:
+            self._count(tokens, seconds)
         elif self._rest:
             self._rest -= 1
-        elif doubtful and rows:
+        elif doubtful and self._steady >= SETTLE:
             self._begin(rows)
 
     def _begin(self, rows: int) -> None:
@@ -102,6 +114,9 @@ class Payoff:
         self._pays, self._rest = pays, self._next_rest
 
     def _forget(self) -> None:
-        """Another load, or another computed gain: what was found out says nothing of it."""
-        self._spells, self._rows, self._rest = [], 0, 0
+        self._spells, self._rows, self._away, self._rest = [], 0, 0, 0
         self._pays, self._next_rest = True, REST
+
+
+def _alike(one: int, other: int) -> bool:
+    return other / LIKE <= one <= other * LIKE
