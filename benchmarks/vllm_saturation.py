@@ -3,7 +3,9 @@
     make bench-vllm-saturation                        # about five minutes of two cores
     make bench-vllm-saturation ARGS="--repeats 2"     # a rougher look
 
-The same target, prompts and cores as `make bench-vllm`, in ways that differ by one thing each.
+The same target, prompts and cores as `make bench-vllm`, in ways that differ by one thing each. vLLM alone is there
+twice, because two of its processes that do the same may differ by a few percent: what all ways are compared with is the
+median of both, and how far they are apart says what a difference means.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ class Spent:
 
 
 def ways(config: DeploymentConfig, lookahead: int) -> list[Way]:
-    """Each adds one thing to the one before."""
+    """Each adds one thing to the one before, up to the last."""
     ours = factory.vllm_model(config)
     ours = replace(ours, plan=replace(ours.plan, lookahead=lookahead))
     alone = replace(ours, plan=replace(ours.plan, lookahead=None))
@@ -65,6 +67,7 @@ def ways(config: DeploymentConfig, lookahead: int) -> list[Way]:
         Way("our sampler and exchange, no draft", ours),
         Way("a draft, and speculation turned off", ours, lambda: factory.draft_model(config), lookahead=OFF),
         Way("a draft, adaptive lookahead", ours, lambda: factory.draft_model(config)),
+        Way("vLLM alone, once more", alone),
     ]
 
 
@@ -119,10 +122,13 @@ async def measure(
 COLUMNS = ("over alone", "t/pass", "ms a pass", "worker", "exchange", "hold", "drafting")
 
 
-def row(name: str, spent: Spent, base: Spent) -> str:
-    """What neither worker, exchange nor hold takes of a pass is vLLM's scheduler and the way of the tokens."""
+def row(name: str, spent: Spent, base: float) -> str:
+    """What neither worker, exchange nor hold takes of a pass is vLLM's scheduler and the way of the tokens.
+
+    base: tokens per second of vLLM alone.
+    """
     rate = statistics.median(spent.rates)
-    cells = [f"{rate / statistics.median(base.rates):.3f}x", f"{spent.tokens / spent.passes / SLOTS:.2f}"]
+    cells = [f"{rate / base:.3f}x", f"{spent.tokens / spent.passes / SLOTS:.2f}"]
     cells.append(f"{1e3 * spent.wall / spent.passes:.2f}")
     if spent.exchange:
         each = (spent.worker, statistics.fmean(spent.exchange), spent.hold)
@@ -149,8 +155,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     every = ways(config, chosen.lookahead)
     picked = [every[number] for number in chosen.only or range(len(every))]
     results = asyncio.run(measure(picked, config, prompts, chosen.tokens, chosen.repeats, chosen.warm))
+    alone = [spent.rates for way, spent in zip(picked, results, strict=True) if way.model.plan.lookahead is None]
+    base = statistics.median([rate for rates in alone or [results[0].rates] for rate in rates])
     for way, spent in zip(picked, results, strict=True):
-        print(row(way.name, spent, results[0]), flush=True)
+        print(row(way.name, spent, base), flush=True)
 
 
 if __name__ == "__main__":
