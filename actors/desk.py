@@ -180,7 +180,8 @@ class Desk:
     def _observe_progress(self, end: PassEnd, now: float) -> None:
         proposed = sum(decided.proposed for decided in end.decided)
         if self._ended_at is not None and end.tokens <= end.rows + proposed:  # a part of a prompt takes time of its own
-            self._controller.observe_progress(end.rows, sum(len(d.tokens) for d in end.decided), now - self._ended_at)
+            tokens, full = sum(len(decided.tokens) for decided in end.decided), 2 * end.rows >= self._settings.slots
+            self._controller.observe_progress(end.rows, tokens, now - self._ended_at, full=full)
         self._ended_at = now if end.waiting else None
 
     def _file(self, decided: Decided) -> None:

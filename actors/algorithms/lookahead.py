@@ -186,12 +186,13 @@ class LookaheadController:
             self._waiting.end_pass(rows, self._accepted, self._tried, seconds)
         self._accepted = self._tried = 0
 
-    def observe_progress(self, rows: int, tokens: int, seconds: float) -> None:
+    def observe_progress(self, rows: int, tokens: int, seconds: float, *, full: bool) -> None:
         """Passes without a pause in between: one ended `seconds` after the one before it, by the wall clock.
 
         For engines whose time between passes counts too. rows: sequences that committed; tokens: what they committed.
+        full: the engine is loaded so far that throughput counts, and trying is soon made up for.
         """
-        doubtful = self._settings.mode == "adaptive" and OFF_BELOW <= self._gain < DOUBTFUL_BELOW
+        doubtful = full and self._settings.mode == "adaptive" and OFF_BELOW <= self._gain < DOUBTFUL_BELOW
         self._payoff.observe(rows, tokens, seconds, doubtful)
 
     def forget(self, sequence: str) -> None:

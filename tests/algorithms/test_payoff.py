@@ -112,8 +112,8 @@ def test_the_controller_verifies_nothing_that_was_tried_in_vain() -> None:
         chosen = sum(controller.plan(paths, 16).values())
         on.append(chosen > 0)
         controller.observe_pass(16 + chosen, 16, 0.050 + 0.0005 * (chosen + number % 2))
-        controller.observe_progress(16, 16 + chosen // 2, 0.085 if chosen else 0.051)
+        controller.observe_progress(16, 16 + chosen // 2, 0.085 if chosen else 0.051, full=True)
     assert sum(on[-REST // 2 :]) <= REST // 2 // PROBE  # passes that find out what a token costs go on
     assert controller.is_off
-    controller.observe_progress(1, 1, 0.01)  # one sequence alone is another matter
+    controller.observe_progress(1, 1, 0.01, full=False)  # one sequence alone is another matter
     assert sum(controller.plan({"0": (0.9,)}, 1).values()) == 1
