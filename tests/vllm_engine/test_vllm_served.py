@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from vllm_stack import CONTEXT, byte_tokenizer, checkpoint
+from vllm_stack import CONTEXT, byte_tokenizer, checkpoint, module
 
 from cluster.config import load_config
 from deployments.local import application
@@ -84,3 +84,21 @@ def test_a_grammar_holds_in_vllms_worker(url: str) -> None:
         url, temperature=1.0, seed=1, structured_outputs={"choice": ["yes, it is", "no"]}, ignore_eos=False
     )
     assert answer["choices"][0]["text"] in ("yes, it is", "no")
+
+
+@pytest.mark.slow
+def test_a_relaxed_rule_is_marked_in_what_vllm_answers(ray_port: int, folder: str, tmp_path: Path) -> None:
+    """A deployment of its own, because the rule is the deployment's; the draft is the target with other weights."""
+    module(0.03).save_pretrained(tmp_path)
+    byte_tokenizer(tmp_path)
+    draft = {"model": str(tmp_path), "settings": {"slots": 4, "context": CONTEXT}}
+    with served(folder, ray_port, rule="typical", draft=draft) as address:
+        answer = complete(address, temperature=0.9, seed=7)
+        again = complete(address, temperature=0.9, seed=7, speculation=False)
+        [card] = httpx.get(f"{address}/v1/models", timeout=60).json()["data"]
+    details = answer["usage"]["completion_tokens_details"]
+    assert details["accepted_draft_tokens"] > 10
+    assert details["relaxed"] is True
+    assert answer["choices"][0]["speculation"]["exact"] is False
+    assert card["exact"] is False
+    assert again["usage"]["completion_tokens_details"]["accepted_draft_tokens"] == 0
