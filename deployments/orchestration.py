@@ -29,7 +29,7 @@ from deployments.takeover import leave_alone, take_over
 
 MOST_MOVES = 3
 """Orchestrators that one answer may lose before it ends with an error."""
-MOST_ASKED = 6
+MOST_ASKED = 4
 """Orchestrators that are asked at the beginning of an answer, and each time that one was lost."""
 
 

@@ -16,7 +16,8 @@ from actors.messages import Delta
 from deployments.beats import SilenceError
 
 PATIENCE_S = 0.3
-"""Who lives says so at once; where several have been asked, the next one is after this."""
+"""Who lives says so at once; where several have been asked, the next one is after this, and twice that for each more:
+where all are merely slow, it must not be for being asked too often."""
 
 
 class Response(Protocol):
@@ -40,7 +41,7 @@ async def take_over(
     The others are left alone (see `leave_alone`).
 
     ask: calls one more orchestrator, of `most` in all; the next at once when one dies, which is what `lost` means.
-    first_s, patience_s, silence_s: how long the first one, any further one, and the last one have to speak.
+    first_s, patience_s, silence_s: how long the first one, the second one, and the last one have to speak.
     Raises what an orchestrator raised; SilenceError when all are silent.
     """
     asked: dict[asyncio.Future[Delta], tuple[Response, AsyncIterator[Delta]]] = {}
@@ -51,7 +52,7 @@ async def take_over(
                 response, calls = ask(), calls + 1
                 deltas = aiter(response)
                 asked[asyncio.ensure_future(anext(deltas))] = response, deltas
-            limit_s = silence_s if calls == most else first_s if calls == 1 else patience_s
+            limit_s = silence_s if calls == most else first_s if calls == 1 else patience_s * 2 ** (calls - 2)
             done, _ = await asyncio.wait(asked, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             if not done and calls == most:
                 raise SilenceError(f"{most} orchestrators were asked, and none of those that are left has spoken")
