@@ -35,15 +35,18 @@ T = TypeVar("T")
 def connect(target: str | None = None, *, application: str = "outrider", key: str | None = None) -> Client:
     """A client of a running application.
 
-    target: a URL (`http://...`) for HTTP; a Ray address (`auto`, `ray://...`) for a handle inside that cluster;
+    target: a URL (`http://...`) for HTTP; a Ray address (`auto`, `HOST:PORT`) for a handle inside that cluster;
         None uses the Ray cluster this process is connected to, if it is, and otherwise `http://127.0.0.1:8000`.
     application: name of the Serve application (Ray only). key: API key (HTTP only).
-    Raises ConfigError when a Ray cluster or its application cannot be found.
+    Raises ConfigError when a Ray cluster or its application cannot be found, and for `ray://`: Serve streams nothing
+    over Ray's client.
     """
     if target is None:
         target = "auto" if _connected_to_ray() else DEFAULT_URL
     if target.startswith(("http://", "https://")):
         return Client(HttpService(target, key))
+    if target.startswith("ray://"):
+        raise ConfigError(f"{target}: Ray Serve streams nothing over Ray's client; use HTTP, or run inside the cluster")
     return Client(_through_ray(target, application))
 
 

@@ -22,7 +22,7 @@ from actors.errors import (
     UnavailableError,
 )
 from actors.messages import Delta, GenerationRequest, Usage
-from deployments.client import Client
+from deployments.client import Client, connect
 from deployments.ingress import http_app
 from deployments.journal import Journal
 from deployments.progress import Lines
@@ -109,6 +109,11 @@ def test_settings_are_checked_before_anything_is_sent(settings: dict[str, int], 
     with Client(Reciter(CODEC)) as client, pytest.raises(InvalidSettingError) as caught:
         client.generate(["a"], **settings)
     assert caught.value.param == param
+
+
+def test_rays_own_client_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="use HTTP, or run inside the cluster"):
+        connect("ray://127.0.0.1:10001")
 
 
 def test_one_text_is_no_list_of_prompts() -> None:
