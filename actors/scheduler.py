@@ -181,7 +181,7 @@ class Scheduler:
 
     def hold(self) -> float:
         """Seconds the next pass is worth holding for drafts that are due; 0 means go."""
-        deciding = [name for name, s in self._running.items() if len(s.tokens) == s.cached + 1 and self._speculates(s)]
+        deciding = [name for name, s in self._running.items() if len(s.tokens) == s.cached + 1 and self._room(s) > 0]
         if not deciding or (self._waiting and self._free):
             return 0.0
         limit = self._settings.lookahead.maximum
@@ -313,9 +313,6 @@ class Scheduler:
         if len(tokens) >= room:
             return tokens[:room], "length"
         return tokens, None
-
-    def _speculates(self, sequence: _Sequence) -> bool:
-        return sequence.opening.sampling.speculation and self._settings.lookahead.maximum > 0
 
     def _room(self, sequence: _Sequence) -> int:
         """Most draft tokens worth verifying, 0 without speculation: a pass commits one token more than it accepts."""

@@ -29,19 +29,20 @@ class Call(Generic[T]):
     waiting for a piece may wait for it again."""
 
     def __init__(self, response: Any) -> None:
+        from grpc.aio import AioRpcError
+        from ray.exceptions import RayActorError
+
         self._response = response
         self._pieces: AsyncIterator[T] = aiter(response)
+        self._losses: tuple[type[Exception], ...] = (RayActorError, AioRpcError)
 
     def __aiter__(self) -> Call[T]:
         return self
 
     async def __anext__(self) -> T:
-        from grpc.aio import AioRpcError
-        from ray.exceptions import RayActorError
-
         try:
             return await anext(self._pieces)
-        except (RayActorError, AioRpcError) as error:
+        except self._losses as error:
             raise LostError(type(error).__name__) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()

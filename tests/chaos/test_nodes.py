@@ -61,6 +61,13 @@ def test_a_node_that_dies_or_stands_still_takes_no_stream_with_it() -> None:
     assert [ended for _, _, ended in facts["losses"]] == [0, 0, 0, 0]
 
 
+def test_what_a_dead_node_held_comes_back_on_the_one_that_is_left() -> None:
+    facts = run_drill("drill_one_left")["facts"]
+    # Two replicas of a tier on two nodes with the same label: one on each, none on the head.
+    assert facts["spread"] == {"target": [1, 1], "draft": [1, 1]}
+    assert not facts["on_head"]
+
+
 def ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
 

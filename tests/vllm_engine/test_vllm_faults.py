@@ -173,9 +173,11 @@ def test_a_killed_actor_leaves_nothing_running(folder: str, tmp_path: Path) -> N
 def test_an_actor_killed_while_vllm_starts_leaves_nothing_running(folder: str, tmp_path: Path, moment: str) -> None:
     """When vLLM's first process exists and knows nothing yet; when its engine has begun; when its worker has."""
     actor = start_actor(folder, tmp_path)
+    deadline = time.monotonic() + 120.0
     try:
         while not any(moment in words(process) for process in working_in(tmp_path)):
             assert actor.poll() is None
+            assert time.monotonic() < deadline, f"no process {moment} was seen"
             time.sleep(0.02)  # looking costs the time of those looked for
     finally:
         actor.kill()
