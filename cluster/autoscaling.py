@@ -69,8 +69,10 @@ class DraftGoals(Settings):
     """Drafts for each target to begin with, as `outrider plan` advises; None: one draft, and the rest is found out."""
 
 
-SETTLE_S = 45.0
-"""What is reported is a mean of the last half minute or so: after a change of size it is about the size before."""
+LOOK_BACK_S = 15.0
+"""What is reported is a mean over about so long, unless it is configured otherwise."""
+SETTLE = 1.5
+"""After a change of size, what is reported is about the size before for this many look-backs: reports travel, too."""
 FORGET_S = 3600.0
 """Hardware, models and requests change: after this time a limit is tried again."""
 
@@ -86,6 +88,10 @@ class Memory:
     replicas: int = -1
     since: float = 0.0
     """Since when there have been so many; at the first look, always."""
+    asked: int = 0
+    """Replicas last asked for because the demand was more than those that ran could carry; 0: they could."""
+    relieved: float = -math.inf
+    """When replicas last came that the demand had asked for."""
     starved_at: float = math.inf
     starved_when: float = 0.0
     declined_at: float = math.inf
@@ -96,15 +102,23 @@ class Memory:
         memory = self
         if replicas != self.replicas:
             memory = replace(self, replicas=replicas, since=-math.inf if self.replicas < 0 else now)
+            if 0 < self.replicas < replicas <= self.asked:
+                memory = replace(memory, relieved=now)
         if now - memory.starved_when > FORGET_S:
             memory = replace(memory, starved_at=math.inf)
         if now - memory.declined_when > FORGET_S:
             memory = replace(memory, declined_at=math.inf)
         return memory
 
-    def settled(self, now: float) -> bool:
+    def settled(self, now: float, look_back_s: float) -> bool:
         """Is what is reported about the replicas that run now?"""
-        return now - self.since >= SETTLE_S
+        return now - self.since >= SETTLE * look_back_s
+
+    def works_off(self, now: float, look_back_s: float, backlog_s: float) -> bool:
+        """Have replicas just come for a demand that piled up while they started? They are given the time for it. A tier
+        that was deployed, or that a lost replica came back to, was not sized for what is asked of it now.
+        """
+        return now - self.relieved < SETTLE * look_back_s + backlog_s
 
     def starving(self, now: float, per_draft: float) -> Memory:
         return replace(self, starved_at=min(self.starved_at, per_draft), starved_when=now)
@@ -156,11 +170,12 @@ def target_replicas(
     goals: TargetGoals,
     memory: Memory = Memory(),
     now: float = 0.0,
+    look_back_s: float = LOOK_BACK_S,
 ) -> Decision:
     """Replicas for the target tier.
 
     current: replicas that run; starting: those on their way. waiting_outside: requests that no replica has taken yet
-    (there may be none to take them). now: seconds of any clock.
+    (there may be none to take them). now: seconds of any clock. look_back_s: what is reported is a mean over so long.
     """
     memory = memory.looked(now, current)
     if not loads:
@@ -173,7 +188,7 @@ def target_replicas(
     wanted = demand / (slots * goals.utilisation)
     reason = f"{demand:.0f} sequences for {slots:.0f} slots a replica"
     held = current + starting
-    if wanted > held and not memory.settled(now):
+    if wanted > held and memory.works_off(now, look_back_s, goals.backlog_s):
         # What piled up while replicas started is being worked off by those that have come.
         wanted, reason = float(held), "replicas have just come, and work off what had piled up"
     kv = current * _mean([load.kv_share for load in loads]) / goals.kv_share
@@ -182,11 +197,13 @@ def target_replicas(
     if goals.inter_token_ms is not None:
         slow = current * max(load.inter_token_s for load in loads) * 1e3 / goals.inter_token_ms
         # A ratio, not a demand: it says nothing new until the replicas already asked for are up and seen.
-        if slow > max(wanted, current) and not starting and memory.settled(now):
+        if slow > max(wanted, current) and not starting and memory.settled(now, look_back_s):
             wanted, reason = slow, "latency between tokens above its objective"
         elif slow * (1 + goals.slack) > current > wanted:
             wanted, reason = float(current), "latency between tokens near its objective"
-    return _settle(wanted, current, starting, goals.growth, goals.slack, reason, memory)
+    decision = _settle(wanted, current, starting, goals.growth, goals.slack, reason, memory)
+    asked = decision.replicas if decision.replicas > current else 0
+    return replace(decision, memory=replace(memory, asked=asked))
 
 
 def _asked_for(loads: Sequence[TargetLoad], capacity: float, goals: TargetGoals) -> float:
@@ -209,6 +226,7 @@ def draft_replicas(
     goals: DraftGoals,
     memory: Memory = Memory(),
     now: float = 0.0,
+    look_back_s: float = LOOK_BACK_S,
 ) -> Decision:
     """Replicas for the draft tier, from its own load and from what the targets miss.
 
@@ -240,7 +258,7 @@ def draft_replicas(
     if starved > goals.starved_above and busy < goals.busy_above:
         wanted = max(wanted, float(current))
         reason = "passes find no proposal, though drafts have time to spare"
-    elif starved > goals.starved_above and not starting and memory.settled(now):
+    elif starved > goals.starved_above and not starting and memory.settled(now, look_back_s):
         memory = memory.starving(now, running / max(1, current))
         wanted = max(wanted, current * (1 + starved))
         reason = f"{starved:.0%} of passes found no proposal"
@@ -249,7 +267,7 @@ def draft_replicas(
         reason = "starvation within bounds"
     else:  # where it is not known how many it takes, one less is tried, or as many as are idle
         if memory.starved_at == math.inf:
-            idle = current * busy / goals.busy if memory.settled(now) else float(current)
+            idle = current * busy / goals.busy if memory.settled(now, look_back_s) else float(current)
             wanted = max(wanted, min(current - 1.0, idle))
         reason = "proposals are ready with room to spare"
     clear = running / (memory.starved_at * (1 - goals.margin))

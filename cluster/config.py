@@ -20,7 +20,7 @@ from actors.settings import (
     Settings,
     TargetSettings,
 )
-from cluster.autoscaling import DraftGoals, TargetGoals
+from cluster.autoscaling import LOOK_BACK_S, DraftGoals, TargetGoals
 
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 Proxy = Literal["serve", "haproxy"]
@@ -35,6 +35,9 @@ class Autoscaling(Settings):
     max_replicas: Annotated[int, Field(ge=1)] = 4
     upscale_delay_s: Seconds = 10.0
     downscale_delay_s: Seconds = 120.0
+    look_back_s: PositiveSeconds = LOOK_BACK_S
+    """Over how long the policies see means of what replicas report; a cluster's replicas report every
+    RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S (5 s where `outrider` starts it, 10 s where nothing is set)."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

@@ -21,8 +21,6 @@ from cluster.fleet import Fleet
 from cluster.planner import expected_tokens
 from cluster.traffic import TrafficInput
 
-LOOK_BACK_S = 30.0
-"""Serve hands policies the mean of what was reported during this time."""
 GUESSES_PER_TOKEN = 3.0
 """Nodes that a draft expands for each draft token that is verified: the outcome tree's alternatives."""
 
@@ -89,14 +87,15 @@ def speed(given: TrafficInput, sequences: float, targets: int, drafts: int) -> S
 
 
 class _Means:
-    """Mean of what was reported within the look-back."""
+    """Mean of what was reported within the look-back of a tier, in seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, look_back_s: float) -> None:
+        self._look_back_s = look_back_s
         self._kept: deque[tuple[float, tuple[float, ...]]] = deque()
 
     def add(self, now: float, *values: float) -> tuple[float, ...]:
         self._kept.append((now, values))
-        while self._kept[0][0] <= now - LOOK_BACK_S:
+        while self._kept[0][0] <= now - self._look_back_s:
             self._kept.popleft()
         return tuple(sum(column) / len(self._kept) for column in zip(*(v for _, v in self._kept), strict=True))
 
@@ -109,7 +108,8 @@ class _Traffic:
         self.drafts = Fleet(given.draft, self._chance)
         self._queue: deque[list[float]] = deque()  # [when they came, how many]
         self._running = 0.0
-        self._means = _Means()
+        self._of_targets = _Means(given.target.scaling.look_back_s)
+        self._of_drafts = _Means(given.draft.scaling.look_back_s)
         self._memories = Memory(), Memory()
         self._plain_tokens = 0.0
         self.result = TrafficResult()
@@ -172,7 +172,7 @@ class _Traffic:
         self._plain_tokens += ended * given.tokens * now_speed.plain_tokens_per_s / now_speed.tokens_per_s
         count = max(1, self.targets.running)
         waiting = sum(cohort[1] for cohort in self._queue)
-        active, queued, gap, residence, starved, declined, busy = self._means.add(
+        active, queued, gap, residence, starved, declined = self._of_targets.add(
             now,
             running / count,
             waiting / count,
@@ -180,8 +180,8 @@ class _Traffic:
             given.tokens / now_speed.tokens_per_s,
             0.0 if now_speed.declined or not running else 1 - now_speed.coverage,
             float(now_speed.declined),
-            now_speed.busy if running else 0.0,
         )
+        (busy,) = self._of_drafts.add(now, now_speed.busy if running else 0.0)
         slots = given.target.slots
         return TargetLoad(active, queued, slots, active / slots, gap, residence, starved, declined), busy
 
@@ -191,10 +191,28 @@ class _Traffic:
         waiting = sum(cohort[1] for cohort in self._queue)
         outside = 0.0 if targets.running else waiting
         of_targets, of_drafts = self._memories
-        wanted = target_replicas(loads, targets.running, targets.starting, outside, given.target_goals, of_targets, now)
+        wanted = target_replicas(
+            loads,
+            targets.running,
+            targets.starting,
+            outside,
+            given.target_goals,
+            of_targets,
+            now,
+            given.target.scaling.look_back_s,
+        )
         sessions = min(float(given.draft.slots), self._running / max(1, drafts.running))
         followers = [DraftLoad(sessions, given.draft.slots, busy)] * drafts.running
-        drafting = draft_replicas(followers, loads, drafts.running, drafts.starting, given.draft_goals, of_drafts, now)
+        drafting = draft_replicas(
+            followers,
+            loads,
+            drafts.running,
+            drafts.starting,
+            given.draft_goals,
+            of_drafts,
+            now,
+            given.draft.scaling.look_back_s,
+        )
         self._memories = wanted.memory, drafting.memory
         targets.resize(now, wanted.replicas)
         drafts.resize(now, drafting.replicas)

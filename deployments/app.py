@@ -110,14 +110,16 @@ def _scale(tier: TargetTier | DraftTier, name: TierName) -> dict[str, Any]:
     bounds: Autoscaling | None = tier.autoscaling
     if bounds is None:
         return {"num_replicas": tier.replicas}
+    given = {"goals": tier.goals.model_dump(mode="json"), "look_back_s": bounds.look_back_s}
     policy = "deployments.scaling:" + ("TargetPolicy" if name == "target" else "DraftPolicy")
     return {
         "autoscaling_config": {
-            "policy": {"policy_function": policy, "policy_kwargs": {"goals": tier.goals.model_dump(mode="json")}},
+            "policy": {"policy_function": policy, "policy_kwargs": given},
             "min_replicas": bounds.min_replicas,
             "max_replicas": bounds.max_replicas,
             "upscale_delay_s": bounds.upscale_delay_s,
             "downscale_delay_s": bounds.downscale_delay_s,
+            "look_back_period_s": bounds.look_back_s,
         }
     }
 

@@ -82,8 +82,9 @@ async def sizes(service: HttpService) -> tuple[int, int]:
 
 
 def scaling_config(name: str, port: int, streams: int) -> DeploymentConfig:
-    """Targets 1 to 3, drafts 0 to 3, sized so that `streams` need three targets; scales within seconds."""
-    pace = {"upscale_delay_s": 2.0, "downscale_delay_s": 10.0}
+    """Targets 1 to 3, drafts 0 to 3, sized so that `streams` need three targets; grows at the default
+    pace and shrinks within seconds."""
+    pace = {"downscale_delay_s": 10.0}
     return trial.config(
         name,
         port,
@@ -128,7 +129,11 @@ async def scaling(url: str, streams: int, say: Say, limit_s: float = 240.0) -> S
     def numbered(offset: int) -> Callable[[int], GenerationRequest]:
         return lambda number: trial.request(offset + number)
 
+    async def drafted() -> bool:
+        return (await sizes(service))[1] > 0
+
     light = CheckedLoad(service, numbered(0), trial.truth, max(1, streams // 10))
+    await trial.until(drafted, limit_s)  # they start at none
     began = time.monotonic()
     await asyncio.sleep(AFTER_S)
     found.before_rate = light.told.rate(began, time.monotonic())

@@ -25,16 +25,19 @@ from cluster.autoscaling import (
 class TargetPolicy:
     """Ray Serve's policy for the target tier."""
 
-    def __init__(self, goals: dict[str, Any]) -> None:
+    def __init__(self, goals: dict[str, Any], look_back_s: float) -> None:
         self._goals = TargetGoals.model_validate(goals)
         self._memory = Memory()
+        self._look_back_s = look_back_s
 
     def __call__(self, ctx: Any) -> tuple[int, dict[str, Any]]:
         def decide() -> Decision:
             loads = [TargetLoad(**load) for load in _loads(ctx, TargetLoad)]
             scaling_board.post(ctx.app_name, loads)
             current, starting = _replicas(ctx)
-            decision = target_replicas(loads, current, starting, 0.0, self._goals, self._memory, ctx.current_time)
+            decision = target_replicas(
+                loads, current, starting, 0.0, self._goals, self._memory, ctx.current_time, self._look_back_s
+            )
             self._memory = decision.memory
             return decision
 
@@ -44,16 +47,19 @@ class TargetPolicy:
 class DraftPolicy:
     """Ray Serve's policy for the draft tier."""
 
-    def __init__(self, goals: dict[str, Any]) -> None:
+    def __init__(self, goals: dict[str, Any], look_back_s: float) -> None:
         self._goals = DraftGoals.model_validate(goals)
         self._memory = Memory()
+        self._look_back_s = look_back_s
 
     def __call__(self, ctx: Any) -> tuple[int, dict[str, Any]]:
         def decide() -> Decision:
             loads = [DraftLoad(**load) for load in _loads(ctx, DraftLoad)]
             current, starting = _replicas(ctx)
             targets = scaling_board.read(ctx.app_name)
-            decision = draft_replicas(loads, targets, current, starting, self._goals, self._memory, ctx.current_time)
+            decision = draft_replicas(
+                loads, targets, current, starting, self._goals, self._memory, ctx.current_time, self._look_back_s
+            )
             self._memory = decision.memory
             return decision
 

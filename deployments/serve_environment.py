@@ -18,8 +18,13 @@ GRPC = "RAY_SERVE_USE_GRPC_BY_DEFAULT"
 stream ends, in Ray 2.60, and all its other streams with it, until the caller has acknowledged every piece: a caller
 whose node died, or that is stopped, would hold up replicas on other nodes until Ray has given it up."""
 
+REPORTS = "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S"
+"""Replicas tell what the autoscaling policies go by this often, in seconds, and look at it five times as often. Serve's
+10 s are long beside the look-back of a tier (cluster.config.Autoscaling)."""
+REPORT_S = 5
+
 
 def environment() -> dict[str, str]:
     """The variables."""
     callback = lost_ingress.middlewares
-    return {CALLBACK: f"{callback.__module__}:{callback.__name__}", FORCE: "1", GRPC: "1"}
+    return {CALLBACK: f"{callback.__module__}:{callback.__name__}", FORCE: "1", GRPC: "1", REPORTS: str(REPORT_S)}

@@ -246,8 +246,8 @@ def test_a_draft_tier_remembers_at_which_load_it_starved() -> None:
 
 
 def test_what_is_reported_about_the_size_before_asks_for_nothing() -> None:
-    # Just grown to 3, the half minute's mean still says 40 % starved: not for 45 s; then 3 * 1.4 = 4.2 are wanted.
-    assert draft_history([(0, 2, 20, 0.4), (10, 3, 20, 0.4), (30, 3, 20, 0.4), (70, 3, 20, 0.4)]) == [3, 3, 3, 5]
+    # Just grown to 3, the mean of 15 s still says 40 % starved: not for 22.5 s; then 3 * 1.4 = 4.2 are wanted.
+    assert draft_history([(0, 2, 20, 0.4), (10, 3, 20, 0.4), (32, 3, 20, 0.4), (33, 3, 20, 0.4)]) == [3, 3, 3, 5]
 
 
 def test_drafts_stay_away_from_a_load_at_which_they_did_not_pay() -> None:
@@ -264,11 +264,37 @@ def test_drafts_stay_away_from_a_load_at_which_they_did_not_pay() -> None:
 
 def test_what_piled_up_while_replicas_started_is_left_to_them() -> None:
     """Two replicas of 16 slots, and 60 sequences wait: 92 need 7.2 of 12.8 each, 4 are within doubling. When they have
-    come, what still waits asks for nothing for 45 s; what waits then does."""
+    come, what still waits asks for nothing for the 30 s in which it is to be served and the 22.5 s until that is seen;
+    what waits then does."""
     memory = target_replicas(loads(2, 32), 2, 0, 0, GOALS, Memory(), 0.0).memory
     asked = target_replicas(loads(2, 92), 2, 0, 0, GOALS, memory, 60.0)
     assert asked.replicas == 4
     come = target_replicas(loads(4, 92), 4, 0, 0, GOALS, asked.memory, 120.0)
     assert come.replicas == 4
-    assert target_replicas(loads(4, 92), 4, 0, 0, GOALS, come.memory, 164.0).replicas == 4
-    assert target_replicas(loads(4, 92), 4, 0, 0, GOALS, come.memory, 165.0).replicas == 8
+    assert target_replicas(loads(4, 92), 4, 0, 0, GOALS, come.memory, 172.0).replicas == 4
+    assert target_replicas(loads(4, 92), 4, 0, 0, GOALS, come.memory, 172.5).replicas == 8
+
+
+def asked_in_turn(history: list[tuple[float, int, float]]) -> list[int]:
+    """Answers to (time, targets that run, sequences), with one memory throughout."""
+    memory, answers = Memory(), []
+    for now, current, total in history:
+        decision = target_replicas(loads(current, total) if current else [], current, 0, 0, GOALS, memory, now)
+        memory = decision.memory
+        answers.append(decision.replicas)
+    return answers
+
+
+def test_a_tier_that_was_just_deployed_grows_at_once() -> None:
+    # Nothing had piled up: 32 sequences need 2.5 of 12.8 each, and doubling allows 2.
+    assert asked_in_turn([(0, 0, 0), (3, 1, 2), (10, 1, 32)]) == [0, 1, 2]
+
+
+def test_a_tier_that_just_shrank_grows_at_once() -> None:
+    # 20 need 1.6, with slack 1.84: two of the three stay. 40 need 3.1, of which doubling allows 4.
+    assert asked_in_turn([(0, 3, 20), (20, 2, 20), (30, 2, 40)]) == [2, 2, 4]
+
+
+def test_a_lost_replica_that_is_back_holds_nothing_up() -> None:
+    # Two of three are enough for 24 (1.9), so nobody asked for the third; 60 need 4.7 then.
+    assert asked_in_turn([(0, 3, 32), (20, 2, 24), (25, 3, 32), (30, 3, 60)]) == [3, 2, 3, 5]

@@ -55,7 +55,7 @@ def desired(recorder: MemoryRecorder) -> list[float]:
 
 def test_changes_are_recorded_with_direction_and_reason(recorder: MemoryRecorder) -> None:
     """At 80 % of ten slots, 4 sequences want one replica and 12 want two; the figures stay out of the label."""
-    policy = TargetPolicy({})
+    policy = TargetPolicy({}, 15.0)
     for running in (4, 4, 12, 12, 4):
         policy(context(running))
     counted = {dict(tags)["direction"]: (value, dict(tags)["reason"]) for (_, tags), value in recorder.sums.items()}
@@ -66,13 +66,13 @@ def test_changes_are_recorded_with_direction_and_reason(recorder: MemoryRecorder
 
 def test_what_is_asked_for_is_within_bounds(recorder: MemoryRecorder) -> None:
     """Or a tier at its maximum would look as if replicas failed to come."""
-    TargetPolicy({})(context(100, capacity_adjusted_max_replicas=1))
+    TargetPolicy({}, 15.0)(context(100, capacity_adjusted_max_replicas=1))
     assert desired(recorder) == [1]
-    TargetPolicy({})(context(0, capacity_adjusted_min_replicas=2))
+    TargetPolicy({}, 15.0)(context(0, capacity_adjusted_min_replicas=2))
     assert desired(recorder) == [2]
 
 
-@pytest.mark.parametrize("policy", [TargetPolicy({}), DraftPolicy({})])
+@pytest.mark.parametrize("policy", [TargetPolicy({}, 15.0), DraftPolicy({}, 15.0)])
 def test_nothing_is_raised_into_the_controller(recorder: MemoryRecorder, policy: Any) -> None:
     """It would stop the scaling of every application; as many replicas stay as there are."""
     broken = context(4, aggregated_metrics=7, target_num_replicas=2)
