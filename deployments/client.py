@@ -23,7 +23,7 @@ from actors.messages import Delta, GenerationRequest
 from deployments.asking import Prompt, asked_of, named, request_for
 from deployments.journal import Journal, digest
 from deployments.progress import Progress, progress_for
-from deployments.remote import HttpService
+from deployments.remote import HttpService, check_ray_address
 from deployments.results import Result
 from deployments.service import Answering, Service
 
@@ -258,6 +258,8 @@ def _connected_to_ray() -> bool:
 
 
 def _through_ray(address: str, application: str) -> Service:
+    if not _connected_to_ray():
+        check_ray_address(address)
     import ray
     from ray import serve
 

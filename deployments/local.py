@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from actors.errors import ConfigError
 from cluster.config import DeploymentConfig, Proxy
 from deployments import haproxy, serve_environment
+from deployments.remote import check_ray_address
 
 OBJECT_STORE_BYTES = 200 * 1024 * 1024
 """Everything that crosses an actor boundary is small; Ray's default would take a third of the memory."""
@@ -96,6 +97,7 @@ def _connected(address: str | None) -> Iterator[bool]:
             **quiet,
         )
     else:
+        check_ray_address(address)
         try:
             ray.init(address=address, **quiet)
         except (ConnectionError, RuntimeError, ValueError) as error:

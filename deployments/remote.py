@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import httpx
 
 from actors import errors
-from actors.errors import EngineError, InvalidSettingError, OutriderError, RequestError, UnavailableError
+from actors.errors import ConfigError, EngineError, InvalidSettingError, OutriderError, RequestError, UnavailableError
 from actors.messages import Alternatives, Delta, GenerationRequest, Usage
 from deployments.results import usage_from
 
@@ -214,3 +214,18 @@ def _delta(tokens: list[dict[str, Any]]) -> Delta:
         ),
         margins=tuple(token["margin"] for token in tokens if "margin" in token),
     )
+
+
+def check_ray_address(address: str) -> None:
+    """Raises ConfigError where HOST:PORT is no Ray cluster's: Ray itself would try for a quarter of an hour."""
+    if address in ("auto", "local") or "://" in address:
+        return
+    try:
+        httpx.get(f"http://{address}/", timeout=CONNECT_LIMIT_S, trust_env=False)
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        raise ConfigError(f"{address} cannot be reached: {error}") from error
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"{address!r} is neither a URL (http://...) nor a Ray address (auto, HOST:PORT)") from error
+    except httpx.TransportError:  # it listens, and does not speak HTTP/1: Ray may say what it is
+        return
+    raise ConfigError(f"{address} speaks HTTP: say http://{address}")

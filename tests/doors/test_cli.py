@@ -53,7 +53,8 @@ def test_help_shows_how(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (None, "No such file"),
         ("a: [", "is not YAML"),
-        ("targett: {}", "targett"),
+        ("targett: {}", "targett: there is no such setting; did you mean target?"),
+        ("target: {settings: {slot: 8}}", "target.settings.slot: there is no such setting; did you mean slots?"),
         ("target: {replicas: -1}", "target.replicas"),
         ("orchestrator: {settings: {request_timeout_s: -5}}", "request_timeout_s"),
         ("target: {engine: emulated}", "emulated"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import threading
 from collections.abc import AsyncIterator, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import httpx
@@ -114,6 +116,29 @@ def test_settings_are_checked_before_anything_is_sent(settings: dict[str, int], 
 def test_rays_own_client_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="use HTTP, or run inside the cluster"):
         connect("ray://127.0.0.1:10001")
+
+
+def test_an_address_that_is_no_ray_clusters_is_refused_at_once() -> None:
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_port}"
+        try:
+            with pytest.raises(ConfigError, match=f"say http://{address}"):
+                connect(address)
+        finally:
+            server.shutdown()
+    with pytest.raises(ConfigError, match="cannot be reached"):
+        connect(address)
+    with pytest.raises(ConfigError, match="neither a URL"):
+        connect("127.0.0.1:port")
 
 
 def test_one_text_is_no_list_of_prompts() -> None:
