@@ -11,8 +11,6 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -78,7 +76,7 @@ def serve(
 ) -> None:
     """Serve a configuration until interrupted."""
     from deployments.local import application as running
-    from deployments.local import check_port, ray_cluster, wait_for_interrupt
+    from deployments.local import check_port, interruptible, ray_cluster, wait_for_interrupt
 
     loaded = _load(config)
     changes = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
@@ -86,7 +84,7 @@ def serve(
     if address is None:
         check_port(loaded.ingress.host, loaded.ingress.port)
         _prepare(loaded)
-    with _interruptible(), ray_cluster(address, loaded.ingress.proxy), running(loaded, _say) as url:
+    with interruptible(), ray_cluster(address, loaded.ingress.proxy), running(loaded, _say) as url:
         _say(f"Serving {loaded.model_id} at {url}/v1 (Ctrl-C stops it)")
         wait_for_interrupt()
 
@@ -98,8 +96,9 @@ def demo(
 ) -> None:
     """Serve a small real model with a draft on this machine, and compare with plain decoding."""
     from deployments.demo import run
+    from deployments.local import interruptible
 
-    with _interruptible():
+    with interruptible():
         raise typer.Exit(run(once=once, port=port))
 
 
@@ -229,20 +228,6 @@ def _prepare(config: Any) -> None:
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Being terminated is being interrupted: whatever was started is stopped."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    former: Any = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, former)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from cluster.config import DeploymentConfig, load_config
 from deployments.client import Client, connect
 from deployments.comparison import Summary, Timing, compare, measure
 from deployments.explain import Explainer
-from deployments.local import application, check_port, free_port, ray_cluster, wait_for_interrupt
+from deployments.local import application, check_port, free_port, ray_cluster, stop_if_asked, wait_for_interrupt
 
 CONFIG = Path(__file__).with_name("demo.yaml")
 PROMPTS = (
@@ -74,6 +74,7 @@ def _compare(console: Console, client: Client, config: DeploymentConfig) -> bool
     for speculation in (False, True):  # warm both ways up; not counted
         _answer(client, PROMPTS[0], speculation, max_tokens=8)
     for prompt in PROMPTS:
+        stop_if_asked()
         console.print(f"\n[bold]{prompt}[/bold]")
         plain.answers.append(_answer(client, prompt, False))
         fast.answers.append(_answer(client, prompt, True, explainer))

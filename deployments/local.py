@@ -6,6 +6,7 @@ import contextlib
 import errno
 import logging
 import os
+import signal
 import socket
 import threading
 import time
@@ -28,6 +29,8 @@ many threads of Ray's processes then grow for hours (benchmarks/LOG.md). The ima
 OBSTACLES_S = 5.0
 """How often to look whether a starting tier waits for a place."""
 Report = Callable[[str], None]
+
+_asked_to_stop = threading.Event()
 
 
 def check_port(host: str, port: int) -> None:
@@ -123,6 +126,7 @@ def application(config: DeploymentConfig, report: Report = lambda _: None) -> It
     serve.start(http_options={"host": config.ingress.host, "port": config.ingress.port})
     report("Starting both tiers")
     try:
+        stop_if_asked()
         try:
             with _obstacles_reported(config, report):
                 serve.run(build(config), name=config.name, route_prefix=config.ingress.route_prefix)
@@ -167,9 +171,34 @@ def _port(config: DeploymentConfig) -> int:
     return int(client.http_config.port) if client is not None else config.ingress.port
 
 
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Being terminated is being interrupted: whatever was started is stopped. Interrupts are remembered, see below."""
+
+    def interrupt(number: int, frame: object) -> None:
+        _asked_to_stop.set()
+        raise KeyboardInterrupt
+
+    former = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+        _asked_to_stop.clear()
+
+
+def stop_if_asked() -> None:
+    """Raises KeyboardInterrupt again where one was lost: Python drops what is raised in a destructor or a callback,
+    and a cluster that starts runs many of both."""
+    if _asked_to_stop.is_set():
+        raise KeyboardInterrupt
+
+
 def wait_for_interrupt() -> None:
     """Returns at Ctrl-C: the way in which serving is meant to end."""
     with contextlib.suppress(KeyboardInterrupt):
+        stop_if_asked()
         threading.Event().wait()
 
 
@@ -179,6 +208,7 @@ def _await_ready(config: DeploymentConfig, url: str, limit_s: float = 60.0) -> N
 
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
+        stop_if_asked()
         time.sleep(0.05)
         try:
             if httpx.get(f"{url}/ready", timeout=limit_s).status_code == 200:

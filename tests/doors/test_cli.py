@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from cluster.config import load_config
 from deployments import cli
 from deployments.acceptance_cli import achieved
 from deployments.comparison import Summary, Timing, compare, quantile
+from deployments.local import interruptible, stop_if_asked, wait_for_interrupt
 from deployments.results import Result
 
 
@@ -83,6 +86,19 @@ def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
             assert code == 2
             assert f"port {port} is in use" in err
             assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_that_python_dropped_is_not_lost(number: signal.Signals) -> None:
+    former = signal.getsignal(number)
+    with interruptible():
+        with contextlib.suppress(KeyboardInterrupt):  # as a destructor would
+            signal.raise_signal(number)
+        with pytest.raises(KeyboardInterrupt):
+            stop_if_asked()
+        wait_for_interrupt()
+    assert signal.getsignal(number) == former
+    stop_if_asked()
 
 
 def test_an_unknown_model_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
