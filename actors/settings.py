@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 Rule = Literal["coupled", "rejection", "block", "typical"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -15,6 +17,27 @@ class Settings(BaseModel):
     """Immutable, and strict about keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def problems(error: ValidationError, known: Mapping[str, Any], whole: str) -> list[str]:
+    """What is wrong, a line for each: where, and what; of a key that is no setting, which one was probably meant.
+
+    known: a dump of valid settings, for their names. whole: where what is wrong has no place of its own.
+    """
+    lines = []
+    for problem in error.errors(include_url=False, include_context=False, include_input=False):
+        place, said = problem["loc"], problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            said = _unknown(place, known)
+        lines.append(f"{'.'.join(map(str, place)) or whole}: {said}")
+    return lines
+
+
+def _unknown(place: tuple[int | str, ...], known: Any) -> str:
+    for part in place[:-1]:
+        known = known.get(part) if isinstance(known, Mapping) else None
+    near = get_close_matches(str(place[-1]), known if isinstance(known, Mapping) else (), 1)
+    return "there is no such setting" + (f"; did you mean {near[0]}?" if near else "")
 
 
 class SamplingSettings(Settings):

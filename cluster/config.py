@@ -6,7 +6,6 @@ cannot work are refused when the configuration is read, with a message that says
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -20,6 +19,7 @@ from actors.settings import (
     Rule,
     Settings,
     TargetSettings,
+    problems,
 )
 from cluster.autoscaling import LOOK_BACK_S, DraftGoals, TargetGoals
 
@@ -312,18 +312,5 @@ def _validated(raw: dict[str, Any], name: str) -> DeploymentConfig:
     try:
         return DeploymentConfig.model_validate(raw)
     except ValidationError as error:
-        problems = [
-            f"{'.'.join(map(str, e['loc'])) or 'configuration'}: "
-            f"{_unknown(e['loc']) if e['type'] == 'extra_forbidden' else e['msg']}"
-            for e in error.errors()
-        ]
-        raise ConfigError(f"{name}: " + "; ".join(problems)) from error
-
-
-def _unknown(place: tuple[int | str, ...]) -> str:
-    """What is said of a key that is no setting: the one beside it that was probably meant."""
-    known: Any = DeploymentConfig().model_dump()
-    for part in place[:-1]:
-        known = known.get(part) if isinstance(known, dict) else None
-    near = get_close_matches(str(place[-1]), known if isinstance(known, dict) else (), 1)
-    return "there is no such setting" + (f"; did you mean {near[0]}?" if near else "")
+        found = problems(error, DeploymentConfig().model_dump(), "configuration")
+        raise ConfigError(f"{name}: " + "; ".join(found)) from error

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from actors.errors import InvalidSettingError
 from actors.messages import GenerationRequest
-from actors.settings import SamplingSettings
+from actors.settings import SamplingSettings, problems
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, object]]
 """Text, token ids, or the messages of a conversation."""
@@ -29,7 +29,7 @@ def request_for(prompt: Prompt, given: Mapping[str, Any]) -> GenerationRequest:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         param = str(first["loc"][0]) if first["loc"] else None
-        raise InvalidSettingError(f"{param or 'sampling'}: {first['msg']}", param) from error
+        raise InvalidSettingError(problems(error, SamplingSettings().model_dump(), "sampling")[0], param) from error
     text, tokens, messages = None, None, None
     if isinstance(prompt, str):
         text = prompt

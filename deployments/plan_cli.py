@@ -102,10 +102,10 @@ def _preset(name: str, reference: str | None) -> dict[str, Any]:
 def _validated(given: dict[str, Any]) -> Any:
     from pydantic import ValidationError
 
+    from actors.settings import problems
     from cluster.planner import PlanInput
 
     try:
         return PlanInput.model_validate(given)
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-        raise ConfigError("plan: " + "; ".join(problems)) from error
+        raise ConfigError("plan: " + "; ".join(problems(error, PlanInput().model_dump(), "plan"))) from error

@@ -46,10 +46,12 @@ def figures(given: TrafficInput, result: TrafficResult) -> dict[str, float]:
 def _given(name: str, changes: dict[str, Any]) -> TrafficInput:
     from pydantic import ValidationError
 
+    from actors.settings import problems
+
     if name not in PRESETS:
         raise ConfigError(f"--traffic {name}: it is one of {', '.join(PRESETS)}", "traffic")
     try:
         return TrafficInput.model_validate(PRESETS[name].model_dump() | changes)
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-        raise ConfigError("plan --traffic: " + "; ".join(problems)) from error
+        found = problems(error, PRESETS[name].model_dump(), "traffic")
+        raise ConfigError("plan --traffic: " + "; ".join(found)) from error

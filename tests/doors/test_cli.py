@@ -145,7 +145,11 @@ def test_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path.write_text("efort: 50\n")
     code, _, err = outrider(capsys, "plan", str(path))
     assert (code, len(err.splitlines())) == (2, 1)
-    assert "efort" in err
+    assert "plan: efort: there is no such setting; did you mean effort?" in err
+    path.write_text("patience: 5\n")
+    code, _, err = outrider(capsys, "plan", str(path), "--traffic", "burst")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "patience: there is no such setting; did you mean patience_s?" in err
     code, _, err = outrider(capsys, "plan", "--target", "abacus-70b")
     assert (code, len(err.splitlines())) == (2, 1)
 

@@ -111,6 +111,8 @@ def test_settings_are_checked_before_anything_is_sent(settings: dict[str, int], 
     with Client(Reciter(CODEC)) as client, pytest.raises(InvalidSettingError) as caught:
         client.generate(["a"], **settings)
     assert caught.value.param == param
+    if param == "temprature":
+        assert str(caught.value) == "temprature: there is no such setting; did you mean temperature?"
 
 
 def test_rays_own_client_is_refused_by_name() -> None:
