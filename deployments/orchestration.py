@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
@@ -164,7 +165,7 @@ class RemoteService:
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta]:
         """Deltas of one answer. Raises the errors of actors/errors.py."""
-        delivered, calls = list(request.committed), itertools.count()
+        delivered, calls, began = list(request.committed), itertools.count(), time.monotonic()
 
         def ask() -> Call[Delta]:
             number = next(calls)
@@ -188,7 +189,11 @@ class RemoteService:
                 if call is not None and isinstance(error, SilenceError):
                     leave_alone(call, deltas)
                 if move == MOST_MOVES:
-                    raise UnavailableError("orchestrators were lost under this request") from None
+                    seconds = time.monotonic() - began
+                    raise UnavailableError(
+                        f"orchestrators were lost under this request: {next(calls)} were asked in {seconds:.1f} s, "
+                        f"the last ended with {type(error).__name__}: {error}"
+                    ) from None
             except Exception as error:
                 ended = True
                 raise own_error(error) from error

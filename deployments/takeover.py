@@ -40,14 +40,17 @@ async def take_over(
 
     The others are left alone (see `leave_alone`).
 
-    ask: calls one more orchestrator, of `most` in all; the next at once when one dies, which is what `lost` means.
+    ask: calls one more orchestrator, of `most` in all; the next at once when one dies, which is what `lost` means, but
+    not when one after the other does: whoever chooses them has yet to learn who is gone.
     first_s, patience_s, silence_s: how long the first one, the second one, and the last one have to speak.
     Raises what an orchestrator raised; SilenceError when all are silent.
     """
     asked: dict[asyncio.Future[Delta], tuple[Response, AsyncIterator[Delta]]] = {}
-    calls, failure = 0, Exception("nobody was asked")
+    calls, losses, failure = 0, 0, Exception("nobody was asked")
     try:
         while calls < most or asked:
+            if losses > 1 and calls < most and not asked:
+                await asyncio.sleep(patience_s * 2 ** (losses - 2))
             if calls < most:
                 response, calls = ask(), calls + 1
                 deltas = aiter(response)
@@ -61,7 +64,7 @@ async def take_over(
                 try:
                     return response, deltas, future.result()
                 except (lost, StopAsyncIteration) as error:
-                    failure = error
+                    losses, failure = losses + 1, error
         raise failure
     finally:
         for future, (response, _) in asked.items():

@@ -111,3 +111,16 @@ async def test_a_first_delta_is_not_lost_on_the_way() -> None:
 
     assert [delta async for delta in listening(rest(), first=Delta((1,)))] == [Delta((1,)), Delta((2,))]
     assert [delta async for delta in listening(rest())] == [Delta((2,))]
+
+
+async def test_who_loses_one_after_the_other_waits_for_news_of_who_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second at once; before the third and the fourth twice as long each time."""
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    asked, ask = asking([Lost()], [Lost()], [Lost()], [BEAT])
+    response, _, first = await take_over(ask, 4, Lost, 1.0, 1.0, 0.3)
+    assert (response, first, pauses) == (asked[3], BEAT, [0.3, 0.6])
