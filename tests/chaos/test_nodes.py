@@ -43,6 +43,8 @@ def run_drill(name: str, *arguments: str, before: Sequence[str] = ()) -> dict[st
     print(lines[0])
     verdict: dict[str, Any] = json.loads(lines[0].removeprefix("VERDICT "))
     assert (verdict["lost"], verdict["changed"]) == ([], [])
+    # A connection breaks with the ingress replica that it led to, and with nothing else.
+    assert [one for one in verdict["broken"] if "orchestrator" in one] == []
     return verdict
 
 

@@ -54,6 +54,7 @@ async def under_faults(
 def check(told: Told, streams: int) -> None:
     assert told.lost == []
     assert told.changed == []
+    assert [one for one in told.broken if "orchestrator" in one] == []  # with an ingress a connection breaks, no other
     assert told.answers >= streams
 
 
