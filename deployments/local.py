@@ -26,6 +26,8 @@ ALLOCATOR = {"MALLOC_ARENA_MAX": "2"}
 """glibc gives threads arenas of their own, sixteen on two cores, and what is freed in one is of no use to another: the
 many threads of Ray's processes then grow for hours (benchmarks/LOG.md). The image says the same."""
 
+STARTING_S = 30.0
+"""How long a Ray cluster that was named has to listen: it may be starting beside this."""
 OBSTACLES_S = 5.0
 """How often to look whether a starting tier waits for a place."""
 Report = Callable[[str], None]
@@ -100,7 +102,7 @@ def _connected(address: str | None) -> Iterator[bool]:
             **quiet,
         )
     else:
-        check_ray_address(address)
+        check_ray_address(address, patience_s=STARTING_S)
         try:
             ray.init(address=address, **quiet)
         except (ConnectionError, RuntimeError, ValueError) as error:

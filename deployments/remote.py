@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from actors.messages import Alternatives, Delta, GenerationRequest, Usage
 from deployments.results import usage_from
 
 CONNECT_LIMIT_S = 10.0
+RETRY_S = 0.2
 
 
 class HttpService:
@@ -216,16 +218,26 @@ def _delta(tokens: list[dict[str, Any]]) -> Delta:
     )
 
 
-def check_ray_address(address: str) -> None:
-    """Raises ConfigError where HOST:PORT is no Ray cluster's: Ray itself would try for a quarter of an hour."""
+def check_ray_address(address: str, patience_s: float = 0.0) -> None:
+    """Raises ConfigError where HOST:PORT is no Ray cluster's: Ray itself would try for a quarter of an hour.
+
+    patience_s: a cluster that is starting is given so long to listen.
+    """
     if address in ("auto", "local") or "://" in address:
         return
-    try:
-        httpx.get(f"http://{address}/", timeout=CONNECT_LIMIT_S, trust_env=False)
-    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        raise ConfigError(f"{address} cannot be reached: {error}") from error
-    except httpx.InvalidURL as error:
-        raise ConfigError(f"{address!r} is neither a URL (http://...) nor a Ray address (auto, HOST:PORT)") from error
-    except httpx.TransportError:  # it listens, and does not speak HTTP/1: Ray may say what it is
-        return
-    raise ConfigError(f"{address} speaks HTTP: say http://{address}")
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            httpx.get(f"http://{address}/", timeout=CONNECT_LIMIT_S, trust_env=False)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            if time.monotonic() >= deadline:
+                raise ConfigError(f"{address} cannot be reached: {error}") from error
+            time.sleep(RETRY_S)
+            continue
+        except httpx.InvalidURL as error:
+            raise ConfigError(
+                f"{address!r} is neither a URL (http://...) nor a Ray address (auto, HOST:PORT)"
+            ) from error
+        except httpx.TransportError:  # it listens, and does not speak HTTP/1: Ray may say what it is
+            return
+        raise ConfigError(f"{address} speaks HTTP: say http://{address}")

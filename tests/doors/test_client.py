@@ -28,7 +28,7 @@ from deployments.client import Client, connect
 from deployments.ingress import http_app
 from deployments.journal import Journal
 from deployments.progress import Lines
-from deployments.remote import HttpService, error_from
+from deployments.remote import HttpService, check_ray_address, error_from
 from deployments.results import Result
 from deployments.service import Served
 
@@ -141,6 +141,18 @@ def test_an_address_that_is_no_ray_clusters_is_refused_at_once() -> None:
         connect(address)
     with pytest.raises(ConfigError, match="neither a URL"):
         connect("127.0.0.1:port")
+
+
+def test_a_cluster_that_is_starting_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[str] = []
+
+    def get(url: str, **options: object) -> None:
+        tries.append(url)
+        raise httpx.ConnectError("refused") if len(tries) < 3 else httpx.RemoteProtocolError("not HTTP")
+
+    monkeypatch.setattr(httpx, "get", get)
+    check_ray_address("127.0.0.1:6379", patience_s=30.0)
+    assert tries == ["http://127.0.0.1:6379/"] * 3
 
 
 def test_one_text_is_no_list_of_prompts() -> None:
