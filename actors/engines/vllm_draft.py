@@ -127,6 +127,7 @@ class VllmNextTokens:
 
     def __init__(self, folder: str, dtype: str, settings: DraftSettings, arguments: dict[str, Any]) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # see vllm_engine
         from vllm import LLM, SamplingParams
         from vllm.platforms import current_platform
 

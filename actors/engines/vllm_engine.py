@@ -239,9 +239,10 @@ def _read(log: Path) -> str:
 def _environment(ranks: int) -> Iterator[None]:
     """For vLLM's processes. They are spawned: an actor has threads, which a fork would cut off half-way.
 
-    On a CPU, vLLM binds each rank's threads to cores of its own; with fewer cores than ranks they share.
+    On a CPU, vLLM binds each rank's threads to cores of its own; with fewer cores than ranks they share. On a GPU it
+    would tell its makers what it serves; who wants that sets VLLM_NO_USAGE_STATS=0.
     """
-    wanted = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+    wanted = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1"}
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if cores:
         share = len(cores) // ranks
