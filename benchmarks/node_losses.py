@@ -181,7 +181,8 @@ class Drill:
         else:
             node.thaw()
         await trial.until(functools.partial(_gone_on, own, time.monotonic()), LIMIT_S)
-        silence = max(longest([*told.breaks, *told.gaps, *told.waits], struck, now) for told in own)
+        begun = struck + SEEN_S / 2  # a silence that began later is the new node's, for which all clients stood still
+        silence = max(longest([*told.breaks, *told.gaps, *told.waits], struck, begun) for told in own)
         loss = Loss(how, node.pool, held, pause, wait, ended, silence)
         self._say(f"{how} a node with {', '.join(held)}: {loss}")
         return loss
