@@ -134,13 +134,13 @@ def test_an_address_that_is_no_ray_clusters_is_refused_at_once() -> None:
         address = f"127.0.0.1:{server.server_port}"
         try:
             with pytest.raises(ConfigError, match=f"say http://{address}"):
-                connect(address)
+                check_ray_address(address)
         finally:
             server.shutdown()
     with pytest.raises(ConfigError, match="cannot be reached"):
-        connect(address)
+        check_ray_address(address)
     with pytest.raises(ConfigError, match="neither a URL"):
-        connect("127.0.0.1:port")
+        check_ray_address("127.0.0.1:port")
 
 
 def test_a_cluster_that_is_starting_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
