@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from actors.comparison import Comparison, Reference
-from actors.desk import Desk
 from actors.engines.vllm_engine import VllmEngine
 from actors.engines.vllm_requests import Request, plain_request, request
 from actors.errors import EngineError
 from actors.messages import Expansion, OfferBatch, Opening, prefix_key
 from actors.settings import LookaheadSettings, SamplingSettings, TargetSettings
+from actors.target.proposal_broker import Desk
+from actors.text.answer_comparison import Comparison, Reference
 
 if TYPE_CHECKING:
     from actors.vllm_runtime import VllmModel

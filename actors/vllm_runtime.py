@@ -10,15 +10,15 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from actors.desk import Desk
 from actors.engines.exchange import Answer, ExchangeServer, PassEnd
 from actors.engines.vllm_brief import Brief
 from actors.engines.vllm_engine import VllmEngine
 from actors.engines.vllm_plan import VllmPlan
 from actors.errors import ConfigError, EngineError
 from actors.settings import TargetSettings
+from actors.target.proposal_broker import Desk
+from actors.transport.socket import node_address
 from actors.vllm_check import check
-from actors.wire import node_address
 
 logger = logging.getLogger(__name__)
 

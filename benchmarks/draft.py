@@ -31,7 +31,7 @@ from actors.engines.prompt_lookup import PromptLookupDraft
 from actors.engines.slots import SlotRow
 from actors.engines.transformers_target import TransformersTarget
 from actors.settings import DraftSettings, Rule, TargetSettings
-from actors.text import TextCodec
+from actors.text.codec import TextCodec
 from benchmarks.cpu_block import provenance
 from cluster import models, weights
 from cluster.demo_draft.__main__ import HELD_PROMPTS

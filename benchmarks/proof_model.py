@@ -23,9 +23,9 @@ from pathlib import Path
 import torch
 
 from actors.algorithms.grammar import GrammarCompiler
-from actors.comparison import TOLERANCE
 from actors.engines.transformers_target import TransformersTarget
 from actors.settings import TargetSettings
+from actors.text.answer_comparison import TOLERANCE
 from cluster import demo_draft
 from cluster.config import Dtype
 from cluster.models import DEMO_TARGET, load_tokenizer

@@ -19,12 +19,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from actors.connection import PULSE_PERIOD_S
 from actors.messages import GenerationRequest, Opening, Verdict, VerdictBatch
-from actors.session import Session
+from actors.orchestrator.session import Session
 from actors.settings import SamplingSettings
-from actors.wire import Endpoint, WirePeer, WireServer
-from actors.words import WordCodec
+from actors.text.emulated_codec import WordCodec
+from actors.transport.connection import PULSE_PERIOD_S
+from actors.transport.socket import Endpoint, WirePeer, WireServer
 from cluster.autoscaling import DraftGoals, DraftLoad, TargetGoals, TargetLoad, draft_replicas, target_replicas
 from cluster.config import Health
 from cluster.replay import replay, speed

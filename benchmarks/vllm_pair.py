@@ -22,17 +22,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from actors.admission import Admission
-from actors.draft import DraftActor
+from actors.draft.actor import DraftActor
 from actors.engines.protocol import DraftModel
-from actors.links import LocalPeer
 from actors.messages import GenerationRequest
-from actors.orchestrator import Orchestrator
+from actors.orchestrator.admission import Admission
+from actors.orchestrator.orchestrator import Orchestrator
+from actors.orchestrator.replica_pool import StaticDirectory
 from actors.settings import DraftSettings, LookaheadSettings, OrchestratorSettings, SamplingSettings, TreeSettings
+from actors.target.vllm_actor import VllmTargetActor
 from actors.telemetry import MemoryRecorder, Recorder
-from actors.tier import StaticDirectory
+from actors.transport.links import LocalPeer
 from actors.vllm_runtime import VllmModel
-from actors.vllm_target import VllmTargetActor
 from benchmarks.cpu_block import provenance
 from benchmarks.scripted import Script, ScriptedDraft
 from cluster import factory, models, weights

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from actors import telemetry
 from actors.messages import GenerationRequest
-from actors.orchestrator import Orchestrator
+from actors.orchestrator.orchestrator import Orchestrator
 from actors.settings import LookaheadSettings, SamplingSettings
 from actors.telemetry import MemoryRecorder
 from benchmarks.cpu_block import provenance

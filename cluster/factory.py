@@ -10,11 +10,11 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from actors.comparison import TOLERANCE
 from actors.engines.protocol import DraftModel, TargetModel
 from actors.errors import ConfigError, ModelMismatchError
-from actors.text import TextCodec
-from actors.words import WordCodec
+from actors.text.answer_comparison import TOLERANCE
+from actors.text.codec import TextCodec
+from actors.text.emulated_codec import WordCodec
 from cluster.config import DeploymentConfig, Resources
 from cluster.demo import Progress
 

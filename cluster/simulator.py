@@ -18,10 +18,10 @@ from actors.algorithms.lookahead import LookaheadController
 from actors.algorithms.outcomes import Forest
 from actors.engines.emulated import EmulatedDraft, EmulatedTarget
 from actors.engines.emulated_presets import DraftSpec, TargetSpec
-from actors.mailbox import Mailbox
 from actors.messages import Commit, Expansion, OfferBatch, Opening, prefix_key
-from actors.scheduler import PassReport, Scheduler
 from actors.settings import DraftSettings, LookaheadSettings, SamplingSettings, Settings, TargetSettings, TreeSettings
+from actors.target.mailbox import Mailbox
+from actors.target.scheduler import PassReport, Scheduler
 
 ENDLESS = 1 << 40
 WARM_UP = 0.1

@@ -63,7 +63,7 @@ def _of_pair(
     from actors.distillation.evaluation import acceptance as measured
     from actors.distillation.pair import overlap
     from actors.distillation.prompts import read_prompts
-    from actors.text import TextCodec
+    from actors.text.codec import TextCodec
     from cluster.factory import check_vocabularies
     from cluster.models import load_tokenizer
     from cluster.weights import load_model

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.comparison import Comparison, Reference
 from actors.messages import Delta, Usage
+from actors.text.answer_comparison import Comparison, Reference
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ def measure(client: Any, prompt: Any, show: Callable[[Delta], None], **sampling:
 
 
 def compare(reference: Sequence[Timing], other: Sequence[Timing]) -> Comparison:
-    """Token for token, near-ties counted; see actors.comparison."""
+    """Token for token, near-ties counted; see actors.text.answer_comparison."""
     found = Comparison()
     for number, (a, b) in enumerate(zip(reference, other, strict=True), 1):
         found.add(f"answer {number}", Reference(a.tokens, a.margins), b.tokens)

@@ -10,9 +10,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from actors.comparison import Comparison
 from actors.errors import ConfigError
 from actors.messages import Delta
+from actors.text.answer_comparison import Comparison
 from cluster.config import DeploymentConfig, load_config
 from deployments.client import Client, connect
 from deployments.comparison import Summary, Timing, compare, measure

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from actors.links import Peer, RayPeer
-from actors.wire import WirePeer
+from actors.transport.links import Peer, RayPeer
+from actors.transport.socket import WirePeer
 
 NAMESPACE = "outrider"
 

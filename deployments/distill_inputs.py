@@ -38,7 +38,7 @@ def load_tokenizer(reference: str) -> PreTrainedTokenizerBase:
 def load_prompts(file: Path, tokenizer: PreTrainedTokenizerBase, limit: int, *, chat: bool) -> list[Ids]:
     """As ids, at most `limit` of them each. Raises ConfigError or PromptError."""
     from actors.distillation.prompts import read_prompts
-    from actors.text import TextCodec
+    from actors.text.codec import TextCodec
 
     if not file.is_file():
         raise ConfigError(f"there is no file of prompts at {file}")

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from actors.admission import Admission
 from actors.errors import EngineError, OutriderError, UnavailableError
 from actors.messages import Delta, GenerationRequest
-from actors.orchestrator import Orchestrator
+from actors.orchestrator.admission import Admission
+from actors.orchestrator.orchestrator import Orchestrator
 from cluster import factory
 from cluster.config import DeploymentConfig
 from cluster.factory import TextFacts

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.algorithms.types import Outcome
-from actors.draft import DraftActor
+from actors.draft.actor import DraftActor
 from actors.engines.chaos import ChaosLink, ChaosSettings
 from actors.engines.protocol import DraftModel, Expand, ModelCard, Ranked, Row, TargetModel
 from actors.messages import Commit, DraftMessage, OfferBatch, Opening, TargetMessage, VerdictBatch
-from actors.replica import Mail, Replica, Result
+from actors.replica.replica import Mail, Replica, Result
 from actors.settings import DraftSettings, TargetSettings
-from actors.target import TargetActor
+from actors.target.actor import TargetActor
 from actors.telemetry import Recorder
 
 Mark = tuple[str, int, int]

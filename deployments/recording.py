@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from actors.errors import ConfigError
-from actors.session import Session
+from actors.orchestrator.session import Session
 from cluster import factory
 from cluster.config import DeploymentConfig
 

@@ -12,16 +12,16 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from actors.admission import Admission
 from actors.engines.protocol import DraftModel, TargetModel
 from actors.errors import UnavailableError
-from actors.links import LocalPeer, Peer, RayPeer
 from actors.messages import GenerationRequest, Usage
-from actors.orchestrator import Orchestrator
+from actors.orchestrator.admission import Admission
+from actors.orchestrator.orchestrator import Orchestrator
+from actors.orchestrator.replica_pool import StaticDirectory
 from actors.settings import OrchestratorSettings
 from actors.telemetry import MemoryRecorder
-from actors.tier import StaticDirectory
-from actors.wire import WirePeer
+from actors.transport.links import LocalPeer, Peer, RayPeer
+from actors.transport.socket import WirePeer
 from cluster.config import DeploymentConfig
 from cluster.factory import draft_model, pin, target_model, text_facts
 from deployments.probes import ProbedDraft, ProbedTarget, ReplicaNotes

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from actors import admission
 from actors.messages import Delta, GenerationRequest
+from actors.orchestrator import admission
 from actors.settings import Rule
 
 

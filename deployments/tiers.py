@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from actors import telemetry
-from actors.draft import DraftActor
+from actors.draft.actor import DraftActor
 from actors.engines.protocol import ModelCard
 from actors.errors import EngineError
-from actors.rank import RankActor
+from actors.replica.rank import RankActor
 from actors.settings import DraftSettings, TargetSettings
-from actors.target import TargetActor
-from actors.wire import node_address
+from actors.target.actor import TargetActor
+from actors.transport.socket import node_address
 from cluster import factory
 from cluster.config import DeploymentConfig, DraftChoice
 from cluster.placement import TierName, actor_gpus, bundles
@@ -32,7 +32,7 @@ from deployments.directory import NAMESPACE, actor_prefix
 if TYPE_CHECKING:
     from actors.engines.causal_lm import CausalLM
     from actors.engines.ranks import RankGroup, Rendezvous
-    from actors.vllm_target import VllmTargetActor
+    from actors.target.vllm_actor import VllmTargetActor
 
 logger = logging.getLogger("ray.serve")
 
@@ -246,7 +246,9 @@ def _actor_class(config: DeploymentConfig, tier: TierName) -> type[TargetActor |
         return DraftActor
     if config.target.engine != "vllm":
         return TargetActor
-    from actors.vllm_target import VllmTargetActor  # brings torch into the replica, 180 MiB that others do without
+    from actors.target.vllm_actor import (
+        VllmTargetActor,  # brings torch into the replica, 180 MiB that others do without
+    )
 
     return VllmTargetActor
 

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from actors.stops import StopMatcher
+from actors.text.stop_strings import StopMatcher
 
 _MARKERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>")
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)

@@ -26,7 +26,7 @@ _ANCHOR = "\n"
 
 
 class Codec(Protocol):
-    """What is needed of actors.text.TextCodec."""
+    """What is needed of actors.text.codec.TextCodec."""
 
     def encode(self, text: str, limit: int | None = None, special: bool = True) -> tuple[int, ...]: ...
 

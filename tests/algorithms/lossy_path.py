@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from actors.algorithms.lookahead import LookaheadController
 from actors.algorithms.outcomes import Forest
 from actors.engines.protocol import DraftModel, TargetModel
-from actors.mailbox import Mailbox
 from actors.messages import Alternatives, Expansion, FinishReason, OfferBatch, Opening, Verdict, prefix_key
-from actors.scheduler import Scheduler
 from actors.settings import LookaheadSettings, TargetSettings, TreeSettings
+from actors.target.mailbox import Mailbox
+from actors.target.scheduler import Scheduler
 
 
 @dataclass

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 
 from lossy_path import Answer, LossyPath, RandomLookahead
 
-from actors.comparison import Comparison, Reference
 from actors.engines.protocol import DraftModel, Expand, ModelCard, Ranked, TargetModel
 from actors.messages import Opening
 from actors.settings import LookaheadSettings, SamplingSettings, TargetSettings
+from actors.text.answer_comparison import Comparison, Reference
 
 CHARACTERS = ("twin", "foe", "rigged")
 Fields = dict[str, object]

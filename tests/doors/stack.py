@@ -14,13 +14,13 @@ from typing import Literal
 
 import httpx
 
-from actors.admission import Admission
 from actors.algorithms.types import Outcome
-from actors.draft import DraftActor
+from actors.draft.actor import DraftActor
 from actors.engines.protocol import DraftModel, Expand, ModelCard, Ranked, Row, TargetModel
-from actors.links import LocalPeer
 from actors.messages import Alternatives, Opening
-from actors.orchestrator import Orchestrator
+from actors.orchestrator.admission import Admission
+from actors.orchestrator.orchestrator import Orchestrator
+from actors.orchestrator.replica_pool import StaticDirectory
 from actors.settings import (
     DraftSettings,
     LookaheadSettings,
@@ -29,10 +29,10 @@ from actors.settings import (
     TargetSettings,
     TreeSettings,
 )
-from actors.target import TargetActor
+from actors.target.actor import TargetActor
 from actors.telemetry import MemoryRecorder
-from actors.text import TextCodec
-from actors.tier import StaticDirectory
+from actors.text.codec import TextCodec
+from actors.transport.links import LocalPeer
 from deployments.ingress import http_app
 from deployments.service import Served
 

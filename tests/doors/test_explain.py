@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from actors.accounts import PassAccounts, StepAccounts
 from actors.messages import Verdict
-from actors.scheduler import PassReport, Ruling
+from actors.replica.pass_metrics import PassAccounts, StepAccounts
 from actors.settings import TargetSettings
+from actors.target.scheduler import PassReport, Ruling
 from actors.telemetry import MemoryRecorder
 from deployments.explain import status_rows
 

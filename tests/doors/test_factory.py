@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from actors.engines.protocol import ModelCard
 from actors.errors import ConfigError, ModelMismatchError
-from actors.placing import mismatch
-from actors.words import WordCodec
+from actors.orchestrator.routing import mismatch
+from actors.text.emulated_codec import WordCodec
 from cluster.config import DeploymentConfig, load_config
 from cluster.factory import draft_model, pin, prepare, text_facts
 from deployments import cli

@@ -10,9 +10,9 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from actors.errors import PromptError, PromptTooLongError
-from actors.stops import StopMatcher
-from actors.text import TextCodec
-from actors.words import WordCodec
+from actors.text.codec import TextCodec
+from actors.text.emulated_codec import WordCodec
+from actors.text.stop_strings import StopMatcher
 
 
 def _metaspace() -> TextCodec:

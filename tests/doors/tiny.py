@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from actors.messages import Alternatives, Delta, GenerationRequest, Usage
-from actors.text import TextCodec
+from actors.text.codec import TextCodec
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'bad' %}{{ raise_exception('no such role') }}{% endif %}"

@@ -9,8 +9,8 @@ from small_llamas import opening
 
 from actors.engines.predicted_draft import PredictedDraft
 from actors.engines.protocol import Expand, ModelCard, Ranked
-from actors.prediction import PredictionTally
 from actors.settings import DraftSettings, TreeSettings
+from actors.text.predicted_outputs import PredictionTally
 
 
 def ids(text: str) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from actors.engines.slots import SlotRow
 from actors.errors import OverloadedError
 from actors.messages import Support
 from actors.settings import DraftSettings, TreeSettings
-from actors.text import TextCodec
+from actors.text.codec import TextCodec
 
 PIECES = pieces("the", "cat", "sat")
 TEXT = "the cat sat on the mat, hello héllo 👍 the end"

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from actors.engines.causal_lm import CausalLM
-from actors.text import TextCodec
+from actors.text.codec import TextCodec
 
 
 def merging(*words: str) -> TextCodec:

@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from actors.admission import Admission
-from actors.draft import DraftActor
+from actors.draft.actor import DraftActor
 from actors.engines.emulated import EmulatedDraft, EmulatedTarget
 from actors.engines.emulated_presets import DraftSpec, TargetSpec
 from actors.errors import ConfigError
-from actors.links import LocalPeer
 from actors.messages import Delta, GenerationRequest
-from actors.orchestrator import Orchestrator
+from actors.orchestrator.admission import Admission
+from actors.orchestrator.orchestrator import Orchestrator
+from actors.orchestrator.replica_pool import StaticDirectory
 from actors.settings import DraftSettings, OrchestratorSettings, SamplingSettings, TargetSettings
-from actors.target import TargetActor
+from actors.target.actor import TargetActor
 from actors.telemetry import MemoryRecorder
-from actors.tier import StaticDirectory
+from actors.text.emulated_codec import WordCodec
 from actors.tracing import NO_TRACES
-from actors.words import WordCodec
+from actors.transport.links import LocalPeer
 from cluster import traces
 from cluster.config import Tracing
 from cluster.traces import OtelTracer, span_id, trace_id, tracer_for

@@ -7,11 +7,11 @@ from dataclasses import fields
 
 import pytest
 
-from actors.accounts import PassAccounts
-from actors.busy import BusyShare
 from actors.messages import Verdict
-from actors.scheduler import PassReport, Ruling
+from actors.replica.busy import BusyShare
+from actors.replica.pass_metrics import PassAccounts
 from actors.settings import TargetSettings
+from actors.target.scheduler import PassReport, Ruling
 from actors.telemetry import MemoryRecorder
 from cluster.autoscaling import TargetLoad
 

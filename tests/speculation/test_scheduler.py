@@ -7,10 +7,10 @@ import pytest
 from actors.algorithms.lookahead import LookaheadController
 from actors.engines.emulated import EmulatedTarget
 from actors.engines.emulated_presets import TargetSpec
-from actors.mailbox import Mailbox
 from actors.messages import Expansion, OfferBatch, Opening, prefix_key
-from actors.scheduler import Scheduler
 from actors.settings import SamplingSettings, TargetSettings
+from actors.target.mailbox import Mailbox
+from actors.target.scheduler import Scheduler
 
 DECODING = 8
 BASE_S, TOKEN_S = 0.010, 0.003

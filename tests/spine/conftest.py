@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 
-from actors.admission import Admission
-from actors.draft import DraftActor
+from actors.draft.actor import DraftActor
 from actors.engines.chaos import ChaosLink, ChaosSettings
 from actors.engines.emulated import EmulatedDraft, EmulatedTarget
 from actors.engines.emulated_presets import DraftSpec, TargetSpec
 from actors.engines.protocol import DraftModel, TargetModel
-from actors.links import LocalPeer, Peer
 from actors.messages import GenerationRequest
-from actors.orchestrator import Orchestrator
-from actors.session import Session
+from actors.orchestrator.admission import Admission
+from actors.orchestrator.orchestrator import Orchestrator
+from actors.orchestrator.replica_pool import StaticDirectory
+from actors.orchestrator.session import Session
 from actors.settings import DraftSettings, OrchestratorSettings, SamplingSettings, TargetSettings
-from actors.target import TargetActor
+from actors.target.actor import TargetActor
 from actors.telemetry import MemoryRecorder
-from actors.tier import StaticDirectory
-from actors.words import WordCodec
+from actors.text.emulated_codec import WordCodec
+from actors.transport.links import LocalPeer, Peer
 
 
 class CuttablePeer:

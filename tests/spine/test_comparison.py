@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.comparison import Comparison, Reference, first_difference
+from actors.text.answer_comparison import Comparison, Reference, first_difference
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import pytest
 from pace import Pace
 
 from actors import telemetry
-from actors.admission import Admission
-from actors.comparison import Comparison, Reference
 from actors.messages import GenerationRequest
+from actors.orchestrator.admission import Admission
 from actors.settings import OrchestratorSettings, SamplingSettings
+from actors.text.answer_comparison import Comparison, Reference
 from cluster import factory
 from cluster.config import DeploymentConfig
 

@@ -6,14 +6,15 @@ import asyncio
 
 import pytest
 
-from actors import replica, telemetry
+from actors import telemetry
 from actors.engines.emulated import EmulatedTarget
 from actors.engines.emulated_language import expected_tokens
 from actors.engines.emulated_presets import TargetSpec
 from actors.errors import EngineError
-from actors.links import LinkTable
 from actors.messages import Opening
+from actors.replica import replica
 from actors.settings import OrchestratorSettings, SamplingSettings, TargetSettings
+from actors.transport.links import LinkTable
 
 LANGUAGE = TargetSpec().language
 QUICK = OrchestratorSettings(discovery_period_s=0.02, stall_timeout_s=1.0)
@@ -24,7 +25,7 @@ SLOW = TargetSpec(pass_ms=10, prompt_token_ms=0)
 
 @pytest.fixture(autouse=True)
 def quick_pulses(monkeypatch) -> None:
-    monkeypatch.setattr("actors.connection.PULSE_PERIOD_S", 0.05)
+    monkeypatch.setattr("actors.transport.connection.PULSE_PERIOD_S", 0.05)
 
 
 def truth(request) -> list[int]:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.engines.protocol import Proposal
-from actors.mailbox import Mailbox
 from actors.messages import Expansion, OfferBatch, Support, extend_key, prefix_key
+from actors.target.mailbox import Mailbox
 
 PROMPT = [5, 6, 7]
 

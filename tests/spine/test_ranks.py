@@ -11,15 +11,15 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from actors.admission import Admission
-from actors.comparison import Comparison, Reference
 from actors.engines.causal_lm import CausalLM
 from actors.engines.prompt_lookup import PromptLookupDraft
 from actors.engines.ranks import LeadingLM, RankGroup, Rendezvous, follow
 from actors.engines.transformers_target import TransformersTarget
 from actors.errors import EngineError, UnavailableError
+from actors.orchestrator.admission import Admission
 from actors.settings import DraftSettings, OrchestratorSettings, TargetSettings
-from actors.words import WordCodec
+from actors.text.answer_comparison import Comparison, Reference
+from actors.text.emulated_codec import WordCodec
 from cluster.weights import load_module
 
 VOCABULARY = 96

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from actors.errors import EngineError
-from actors.wire import Endpoint, WirePeer, WireServer
+from actors.transport.socket import Endpoint, WirePeer, WireServer
 
 
 class Replica:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from actors.algorithms.lookahead import OFF_BELOW
-from actors.desk import SILENT, Desk
 from actors.engines.exchange import Decided, PassEnd
 from actors.errors import InvalidSettingError
 from actors.messages import Expansion, OfferBatch, Opening, prefix_key
 from actors.settings import LookaheadSettings, SamplingSettings, TargetSettings
+from actors.target.proposal_broker import SILENT, Desk
 
 PROMPT = (5, 6)
 

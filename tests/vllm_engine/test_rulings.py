@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from actors.desk import Ruled
 from actors.engines.exchange import Decided
 from actors.engines.vllm_engine import Said
 from actors.errors import InvalidSettingError
 from actors.messages import Alternatives
-from actors.rulings import Told, verdicts
+from actors.target.engine_results import Told, verdicts
+from actors.target.proposal_broker import Ruled
 
 
 def told(said: Said, *reports: Decided, declined: bool = False) -> Told:

@@ -14,10 +14,10 @@ import pytest
 from desks import Fuse, FusedDesk
 from vllm_stack import checkpoint, draft, engines, model, plan, prompts, settings, stack, words
 
-from actors.comparison import Comparison, Reference
 from actors.engines.vllm_engine import VllmEngine
 from actors.engines.vllm_plan import check_version
 from actors.errors import ConfigError
+from actors.text.answer_comparison import Comparison, Reference
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -114,7 +114,7 @@ import sys, time
 sys.path.insert(0, {here!r})
 import vllm_stack
 from actors.telemetry import MemoryRecorder
-from actors.vllm_target import VllmTargetActor
+from actors.target.vllm_actor import VllmTargetActor
 
 if __name__ == "__main__":
     target = VllmTargetActor("t", lambda: vllm_stack.model(sys.argv[1]), vllm_stack.settings(), MemoryRecorder())

@@ -13,7 +13,7 @@ import torch
 import two_nodes
 from vllm_stack import checkpoint, module, prompts
 
-from actors.comparison import Comparison, Reference
+from actors.text.answer_comparison import Comparison, Reference
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

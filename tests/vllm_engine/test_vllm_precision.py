@@ -9,9 +9,9 @@ import pytest
 from quantised import quantise
 from vllm_stack import CONTEXT, SLOTS, byte_tokenizer, checkpoint, engines, prompts, settings, stack
 
-from actors.comparison import Comparison, Reference
 from actors.engines.vllm_engine import VllmEngine
 from actors.errors import ConfigError
+from actors.text.answer_comparison import Comparison, Reference
 from actors.vllm_runtime import VllmModel
 from cluster import factory
 from cluster.config import load_config

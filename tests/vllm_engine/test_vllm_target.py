@@ -16,9 +16,9 @@ import pytest_asyncio
 import torch
 from vllm_stack import Answer, Stack, checkpoint, engines, model, module, prompts, stack
 
-from actors.comparison import Comparison, Reference
 from actors.errors import EngineError, InvalidSettingError
 from actors.settings import SamplingSettings
+from actors.text.answer_comparison import Comparison, Reference
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

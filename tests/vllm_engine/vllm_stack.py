@@ -15,16 +15,15 @@ from desks import PatientDesk, target_with
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from actors.admission import Admission
-from actors.desk import Desk
-from actors.draft import DraftActor
+from actors.draft.actor import DraftActor
 from actors.engines.causal_lm import CausalLM
 from actors.engines.protocol import DraftModel
 from actors.engines.transformers_draft import TransformersDraft
 from actors.engines.vllm_plan import VllmPlan
-from actors.links import LocalPeer
 from actors.messages import Delta, GenerationRequest
-from actors.orchestrator import Orchestrator
+from actors.orchestrator.admission import Admission
+from actors.orchestrator.orchestrator import Orchestrator
+from actors.orchestrator.replica_pool import StaticDirectory
 from actors.settings import (
     DraftSettings,
     LookaheadSettings,
@@ -34,10 +33,11 @@ from actors.settings import (
     TargetSettings,
     TreeSettings,
 )
+from actors.target.proposal_broker import Desk
 from actors.telemetry import MemoryRecorder
-from actors.tier import StaticDirectory
+from actors.text.emulated_codec import WordCodec
+from actors.transport.links import LocalPeer
 from actors.vllm_runtime import VllmModel
-from actors.words import WordCodec
 
 VOCABULARY = 288
 EOS = 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from actors.connection import Connection
 from actors.errors import EngineError
 from actors.messages import (
     Alternatives,
@@ -20,8 +19,9 @@ from actors.messages import (
     Verdict,
     VerdictBatch,
 )
-from actors.prediction import PredictionTally
-from actors.text import TextStream
+from actors.text.codec import TextStream
+from actors.text.predicted_outputs import PredictionTally
+from actors.transport.connection import Connection
 
 TargetConnection = Connection[TargetMessage, VerdictBatch]
 DraftConnection = Connection[DraftMessage, OfferBatch]

@@ -9,16 +9,16 @@ from typing import Protocol
 
 from actors.errors import InvalidSettingError, PromptError, PromptTooLongError
 from actors.messages import GenerationRequest, Opening
-from actors.session import Session
+from actors.orchestrator.session import Session
 from actors.settings import SamplingSettings
-from actors.text import TextStream
+from actors.text.codec import TextStream
 
 _LONG_TEXT = 20_000
 """Characters from which tokenising is moved off the event loop, so that a huge prompt does not stop the others."""
 
 
 class Codec(Protocol):
-    """What is needed of actors.text.TextCodec."""
+    """What is needed of actors.text.codec.TextCodec."""
 
     def encode(self, text: str, limit: int | None = None, special: bool = True) -> tuple[int, ...]: ...
 

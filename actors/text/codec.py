@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from actors.errors import PromptError, PromptTooLongError
-from actors.stops import StopMatcher
+from actors.text.stop_strings import StopMatcher
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _LONGEST_CHARACTER = 4

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 
 from actors.errors import PromptError, PromptTooLongError
-from actors.text import TextStream
+from actors.text.codec import TextStream
 
 _WORD = re.compile(r"w(\d{1,9})")
 

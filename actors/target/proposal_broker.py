@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from actors.algorithms.lookahead import LookaheadController
 from actors.engines.exchange import Answer, Decided, PassEnd
 from actors.engines.protocol import Proposal
-from actors.mailbox import Mailbox
 from actors.messages import OfferBatch, Opening
 from actors.settings import TargetSettings
+from actors.target.mailbox import Mailbox
 
 
 @dataclass(frozen=True, slots=True)

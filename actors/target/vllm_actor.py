@@ -1,4 +1,4 @@
-"""The target actor on vLLM: a sibling of actors/target.py for an engine that schedules itself.
+"""The target actor on vLLM: a sibling of actors/target/actor.py for an engine that schedules itself.
 
 The same messages come in and go out. Sequences enter and leave vLLM through its public API; drafts wait in the
 mailbox of this process, and vLLM's first rank asks for them once per pass (engines/exchange.py). What vLLM says is
@@ -16,19 +16,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from actors.accounts import PassAccounts
 from actors.algorithms.grammar import GrammarCompiler
-from actors.desk import Desk
 from actors.engines.openings import check_opening
 from actors.engines.protocol import ModelCard
 from actors.engines.vllm_engine import Said, VllmEngine
 from actors.engines.vllm_requests import plain_request, request, room
 from actors.errors import EngineError, InvalidSettingError, OutriderError, OverloadedError
 from actors.messages import Cancel, OfferBatch, Opening, Pulse, TargetMessage, Verdict, VerdictBatch
-from actors.replica import Replica
-from actors.rulings import verdicts
-from actors.scheduler import PassReport, Ruling
+from actors.replica.pass_metrics import PassAccounts
+from actors.replica.replica import Replica
 from actors.settings import TargetSettings
+from actors.target.engine_results import verdicts
+from actors.target.proposal_broker import Desk
+from actors.target.scheduler import PassReport, Ruling
 from actors.telemetry import Recorder
 from actors.tracing import NO_TRACES, Tracer
 from actors.vllm_runtime import VllmModel, VllmRuntime

@@ -13,9 +13,9 @@ from actors.algorithms.lookahead import LookaheadController
 from actors.algorithms.types import Outcome
 from actors.engines.protocol import Proposal, Row, TargetModel
 from actors.errors import OutriderError, OverloadedError
-from actors.mailbox import Mailbox
 from actors.messages import FinishReason, Opening, Verdict
 from actors.settings import TargetSettings
+from actors.target.mailbox import Mailbox
 
 NOTHING = Proposal()
 

@@ -18,14 +18,14 @@ from dataclasses import replace
 from typing import Any
 
 from actors import telemetry
-from actors.admission import Admission
 from actors.errors import DeadlineError, EngineError, OutriderError, OverloadedError, RequestError, UnavailableError
 from actors.messages import Commit, Delta, GenerationRequest, OfferBatch, Verdict, VerdictBatch
-from actors.placing import Placing
-from actors.session import DraftConnection, Session, TargetConnection
+from actors.orchestrator.admission import Admission
+from actors.orchestrator.replica_pool import Directory, Tier
+from actors.orchestrator.routing import Placing
+from actors.orchestrator.session import DraftConnection, Session, TargetConnection
 from actors.settings import OrchestratorSettings
 from actors.telemetry import Recorder
-from actors.tier import Directory, Tier
 from actors.tracing import NO_TRACES, Tracer
 
 logger = logging.getLogger(__name__)

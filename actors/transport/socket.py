@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from actors.errors import EngineError
-from actors.links import Peer
+from actors.transport.links import Peer
 
 logger = logging.getLogger(__name__)
 

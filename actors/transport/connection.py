@@ -8,8 +8,8 @@ from typing import Any, Generic, TypeVar
 
 from actors.engines.protocol import ModelCard
 from actors.errors import EngineError
-from actors.links import Outbox, Peer
 from actors.messages import Pulse
+from actors.transport.links import Outbox, Peer
 
 Mail = TypeVar("Mail")
 Result = TypeVar("Result")

@@ -14,12 +14,12 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Generic, TypeVar
 
-from actors.busy import BusyShare
 from actors.engines.protocol import ModelCard
 from actors.errors import EngineError, OutriderError
-from actors.links import LinkTable
 from actors.messages import Pulse
-from actors.wire import Endpoint, WireServer, node_address
+from actors.replica.busy import BusyShare
+from actors.transport.links import LinkTable
+from actors.transport.socket import Endpoint, WireServer, node_address
 
 logger = logging.getLogger(__name__)
 

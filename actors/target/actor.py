@@ -10,14 +10,14 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from actors.accounts import PassAccounts
 from actors.algorithms.lookahead import LookaheadController
 from actors.engines.protocol import ModelCard, TargetModel
-from actors.mailbox import Mailbox
 from actors.messages import Cancel, OfferBatch, Opening, TargetMessage, Verdict, VerdictBatch
-from actors.replica import Replica
-from actors.scheduler import Scheduler
+from actors.replica.pass_metrics import PassAccounts
+from actors.replica.replica import Replica
 from actors.settings import TargetSettings
+from actors.target.mailbox import Mailbox
+from actors.target.scheduler import Scheduler
 from actors.telemetry import Recorder
 from actors.tracing import NO_TRACES, Tracer
 

@@ -14,10 +14,10 @@ from actors import telemetry
 from actors.engines.protocol import ModelCard
 from actors.errors import EngineError, UnavailableError
 from actors.messages import Cancel, DraftMessage, OfferBatch, TargetMessage, VerdictBatch
-from actors.session import DraftConnection, Session, TargetConnection
+from actors.orchestrator.replica_pool import Directory, Tier
+from actors.orchestrator.session import DraftConnection, Session, TargetConnection
 from actors.settings import OrchestratorSettings
 from actors.telemetry import Recorder
-from actors.tier import Directory, Tier
 
 MOST_MOVES = 5
 """A sequence that has seen so many targets die may be what kills them; it ends with an error."""

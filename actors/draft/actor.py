@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from actors.accounts import StepAccounts
 from actors.algorithms.outcomes import Forest
 from actors.engines.protocol import DraftModel, ModelCard
 from actors.errors import OverloadedError, RequestError
 from actors.messages import Cancel, Commit, DraftMessage, Expansion, OfferBatch, Opening, prefix_key
-from actors.replica import Replica
+from actors.replica.pass_metrics import StepAccounts
+from actors.replica.replica import Replica
 from actors.settings import DraftSettings
 from actors.telemetry import Recorder
 from actors.tracing import NO_TRACES, Tracer

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from actors import telemetry
-from actors.scheduler import PassReport
 from actors.settings import TargetSettings
+from actors.target.scheduler import PassReport
 from actors.telemetry import Recorder
 
 _SMOOTHING = 0.05

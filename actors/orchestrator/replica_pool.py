@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from actors.connection import Connection
 from actors.errors import EngineError
-from actors.links import Peer
 from actors.settings import OrchestratorSettings
+from actors.transport.connection import Connection
+from actors.transport.links import Peer
 
 Mail = TypeVar("Mail")
 Result = TypeVar("Result")
