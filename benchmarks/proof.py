@@ -28,8 +28,8 @@ from scipy import stats
 
 from actors.algorithms import acceptance
 from actors.algorithms.drafting import RankedRow
+from actors.algorithms.gumbel_max import Race
 from actors.algorithms.noise import Stream, gumbel, row_key, words
-from actors.algorithms.race import Race
 from actors.settings import Rule, SamplingSettings
 from benchmarks import proof_model
 from cluster.models import DEMO_TARGET

@@ -14,8 +14,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from actors.algorithms.lookahead import LookaheadController
-from actors.algorithms.outcomes import Forest
+from actors.algorithms.control.lookahead import LookaheadController
+from actors.algorithms.outcome_tree import Forest
 from actors.engines.emulated import EmulatedDraft, EmulatedTarget
 from actors.engines.emulated_presets import DraftSpec, TargetSpec
 from actors.messages import Commit, Expansion, OfferBatch, Opening, prefix_key

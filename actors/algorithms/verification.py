@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from actors.algorithms import acceptance, sampling
+from actors.algorithms.gumbel_max import Race
 from actors.algorithms.noise import NoiseSource, Stream, gumbel_of, row_key, uniform
-from actors.algorithms.race import Race
 from actors.algorithms.types import Block, Outcome
 from actors.errors import EngineError, InvalidSettingError, OutriderError
 from actors.messages import Alternatives

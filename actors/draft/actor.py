@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from actors.algorithms.outcomes import Forest
+from actors.algorithms.outcome_tree import Forest
 from actors.engines.protocol import DraftModel, ModelCard
 from actors.errors import OverloadedError, RequestError
 from actors.messages import Cancel, Commit, DraftMessage, Expansion, OfferBatch, Opening, prefix_key

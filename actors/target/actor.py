@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from actors.algorithms.lookahead import LookaheadController
+from actors.algorithms.control.lookahead import LookaheadController
 from actors.engines.protocol import ModelCard, TargetModel
 from actors.messages import Cancel, OfferBatch, Opening, TargetMessage, Verdict, VerdictBatch
 from actors.replica.pass_metrics import PassAccounts

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from actors.algorithms.lookahead import LookaheadController
+from actors.algorithms.control.lookahead import LookaheadController
 from actors.engines.exchange import Answer, Decided, PassEnd
 from actors.engines.protocol import Proposal
 from actors.messages import OfferBatch, Opening

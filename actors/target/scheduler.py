@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from actors.algorithms.lookahead import LookaheadController
+from actors.algorithms.control.lookahead import LookaheadController
 from actors.algorithms.types import Outcome
 from actors.engines.protocol import Proposal, Row, TargetModel
 from actors.errors import OutriderError, OverloadedError

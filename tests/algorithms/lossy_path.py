@@ -11,8 +11,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from actors.algorithms.lookahead import LookaheadController
-from actors.algorithms.outcomes import Forest
+from actors.algorithms.control.lookahead import LookaheadController
+from actors.algorithms.outcome_tree import Forest
 from actors.engines.protocol import DraftModel, TargetModel
 from actors.messages import Alternatives, Expansion, FinishReason, OfferBatch, Opening, Verdict, prefix_key
 from actors.settings import LookaheadSettings, TargetSettings, TreeSettings

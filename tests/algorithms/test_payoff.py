@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from actors.algorithms.lookahead import PROBE, LookaheadController
-from actors.algorithms.payoff import FORGET, LONGEST_REST, MEASURED, REST, SETTLE, Payoff
+from actors.algorithms.control.lookahead import PROBE, LookaheadController
+from actors.algorithms.control.payoff import FORGET, LONGEST_REST, MEASURED, REST, SETTLE, Payoff
 from actors.settings import LookaheadSettings
 
 TRIAL = 3 * SETTLE + 4 * MEASURED

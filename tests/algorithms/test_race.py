@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from actors.algorithms.gumbel_max import Race
 from actors.algorithms.noise import Stream, gumbel, row_key
-from actors.algorithms.race import Race
 
 FALSE_ALARM = 1e-7
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from small_llamas import opening
 
-from actors.algorithms.outcomes import Forest
+from actors.algorithms.outcome_tree import Forest
 from actors.engines.prompt_lookup import LookupSettings, PromptLookupDraft
 from actors.engines.protocol import Expand
 from actors.errors import OverloadedError

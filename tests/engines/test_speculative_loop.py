@@ -9,7 +9,7 @@ import pytest
 import torch
 from small_llamas import EOS, VOCABULARY, causal_lm, full_logits, module, opening, some_tokens
 
-from actors.algorithms.outcomes import Forest
+from actors.algorithms.outcome_tree import Forest
 from actors.algorithms.types import Block
 from actors.algorithms.verification import verify_blocks
 from actors.engines.prompt_lookup import PromptLookupDraft

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.algorithms.cost import PassCost
-from actors.algorithms.lookahead import OFF_BELOW, PROBE, LookaheadController, choose, expected_gain
+from actors.algorithms.control.cost import PassCost
+from actors.algorithms.control.lookahead import OFF_BELOW, PROBE, LookaheadController, choose, expected_gain
 from actors.settings import LookaheadSettings
 
 probability = st.floats(0.0, 1.0)

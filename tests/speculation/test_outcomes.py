@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from actors.algorithms.outcomes import IDLE_WEIGHT, QUIET_AFTER, QUIET_ROUNDS, Forest
+from actors.algorithms.outcome_tree import IDLE_WEIGHT, QUIET_AFTER, QUIET_ROUNDS, Forest
 from actors.engines.protocol import Expand, Ranked
 from actors.messages import EMPTY_PREFIX, prefix_key
 from actors.settings import TreeSettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.algorithms.lookahead import LookaheadController
+from actors.algorithms.control.lookahead import LookaheadController
 from actors.engines.emulated import EmulatedTarget
 from actors.engines.emulated_presets import TargetSpec
 from actors.messages import Expansion, OfferBatch, Opening, prefix_key

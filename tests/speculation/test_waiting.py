@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.algorithms.lookahead import LookaheadController
+from actors.algorithms.control.lookahead import LookaheadController
 from actors.settings import LookaheadSettings
 
 TV = 0.025

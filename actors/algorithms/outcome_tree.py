@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from actors.algorithms.calibration import Calibration
-from actors.algorithms.cost import PassCost
+from actors.algorithms.control.cost import PassCost
 from actors.engines.protocol import Expand, Ranked
 from actors.messages import Expansion, extend_key, prefix_key
 from actors.settings import TreeSettings

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from actors.algorithms.cost import PassCost
-from actors.algorithms.payoff import Payoff
-from actors.algorithms.waiting import WaitingRule
+from actors.algorithms.control.cost import PassCost
+from actors.algorithms.control.hold_policy import WaitingRule
+from actors.algorithms.control.payoff import Payoff
 from actors.settings import LookaheadSettings
 
 
