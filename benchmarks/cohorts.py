@@ -11,8 +11,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from actors.engines.emulated_language import Agreement
-from actors.engines.emulated_presets import DraftSpec, TargetSpec
+from actors.engines.emulated.language import Agreement
+from actors.engines.emulated.presets import DraftSpec, TargetSpec
 from actors.settings import TreeSettings
 from cluster.planner import PlanInput, expected_row, expected_tokens
 

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actors.engines.causal_lm import CausalLM
-from actors.engines.slots import SlotCache, SlotRow
+from actors.engines.transformers.causal_lm import CausalLM
+from actors.engines.transformers.slots import SlotCache, SlotRow
 
 BLOCKS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 BATCHES = ((1, 1), (1, 5), (4, 1), (4, 5), (8, 1), (8, 5))

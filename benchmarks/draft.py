@@ -26,10 +26,10 @@ import torch
 from actors.distillation.appraisal import RULES
 from actors.distillation.evaluation import Acceptance, acceptance, agreement, is_better, measure
 from actors.distillation.prompts import Ids, read_prompts
-from actors.engines.causal_lm import CausalLM
-from actors.engines.prompt_lookup import PromptLookupDraft
-from actors.engines.slots import SlotRow
-from actors.engines.transformers_target import TransformersTarget
+from actors.engines.lookup.prompt_lookup import PromptLookupDraft
+from actors.engines.transformers.causal_lm import CausalLM
+from actors.engines.transformers.slots import SlotRow
+from actors.engines.transformers.target import TransformersTarget
 from actors.settings import DraftSettings, Rule, TargetSettings
 from actors.text.codec import TextCodec
 from benchmarks.cpu_block import provenance

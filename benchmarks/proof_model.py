@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from actors.algorithms.grammar import GrammarCompiler
-from actors.engines.transformers_target import TransformersTarget
+from actors.engines.transformers.target import TransformersTarget
 from actors.settings import TargetSettings
 from actors.text.answer_comparison import TOLERANCE
 from cluster import demo_draft

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from actors.draft.actor import DraftActor
 from actors.engines.protocol import DraftModel
+from actors.engines.vllm.runtime import VllmModel
 from actors.messages import GenerationRequest
 from actors.orchestrator.admission import Admission
 from actors.orchestrator.orchestrator import Orchestrator
@@ -32,7 +33,6 @@ from actors.settings import DraftSettings, LookaheadSettings, OrchestratorSettin
 from actors.target.vllm_actor import VllmTargetActor
 from actors.telemetry import MemoryRecorder, Recorder
 from actors.transport.links import LocalPeer
-from actors.vllm_runtime import VllmModel
 from benchmarks.cpu_block import provenance
 from benchmarks.scripted import Script, ScriptedDraft
 from cluster import factory, models, weights

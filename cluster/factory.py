@@ -19,9 +19,9 @@ from cluster.config import DeploymentConfig, Resources
 from cluster.demo import Progress
 
 if TYPE_CHECKING:
-    from actors.engines.causal_lm import CausalLM
-    from actors.engines.ranks import RankGroup
-    from actors.vllm_runtime import VllmModel
+    from actors.engines.transformers.causal_lm import CausalLM
+    from actors.engines.transformers.ranks import RankGroup
+    from actors.engines.vllm.runtime import VllmModel
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +44,8 @@ def target_model(config: DeploymentConfig, ranks: RankGroup | None = None) -> Ta
     ranks: the tensor-parallel group that this process leads.
     """
     if config.target.engine == "emulated":
-        from actors.engines.emulated import EmulatedTarget
-        from actors.engines.emulated_presets import target_spec
+        from actors.engines.emulated.engines import EmulatedTarget
+        from actors.engines.emulated.presets import target_spec
 
         spec = target_spec(config.target.model, config.target.engine_kwargs)
         return EmulatedTarget(spec, config.resolved_target(), config.target.model)
@@ -66,8 +66,8 @@ def vllm_model(config: DeploymentConfig) -> VllmModel:
     """What a vLLM target is to build. Raises ConfigError."""
     from transformers import AutoConfig
 
-    from actors.engines.vllm_plan import VllmPlan
-    from actors.vllm_runtime import VllmModel
+    from actors.engines.vllm.plan import VllmPlan
+    from actors.engines.vllm.runtime import VllmModel
     from cluster.models import checkpoint_end_ids, fetch, load_tokenizer, vocabulary_fingerprint
 
     target, settings = config.target, config.resolved_target()
@@ -124,7 +124,7 @@ def check_ranks(config: DeploymentConfig) -> None:
 
 def _transformers_target(config: DeploymentConfig, ranks: RankGroup | None) -> TargetModel:
     from actors.algorithms.grammar import GrammarCompiler
-    from actors.engines.transformers_target import TransformersTarget
+    from actors.engines.transformers.target import TransformersTarget
     from cluster.models import load_tokenizer
     from cluster.weights import load_model
 
@@ -136,7 +136,7 @@ def _transformers_target(config: DeploymentConfig, ranks: RankGroup | None) -> T
     if backend is not None:
         grammars = GrammarCompiler(backend.to_str(), model.vocabulary_size, model.eos)
     if config.target.deterministic:
-        from actors.engines.same_bits import require_same_bits
+        from actors.engines.transformers.same_bits import require_same_bits
 
         require_same_bits(model, config.target.settings.context)
     return TransformersTarget(model, config.resolved_target(), grammars)
@@ -145,14 +145,14 @@ def _transformers_target(config: DeploymentConfig, ranks: RankGroup | None) -> T
 def draft_model(config: DeploymentConfig) -> DraftModel:
     """Build the draft. Raises ConfigError."""
     if config.draft.kind == "emulated":
-        from actors.engines.emulated import EmulatedDraft
-        from actors.engines.emulated_presets import draft_spec
+        from actors.engines.emulated.engines import EmulatedDraft
+        from actors.engines.emulated.presets import draft_spec
 
         spec = draft_spec(config.draft.model, config.draft.engine_kwargs)
         return EmulatedDraft(spec, config.resolved_draft(), config.draft.model)
     if config.draft.kind == "prompt_lookup":
         return _lookup_draft(config)
-    from actors.engines.predicted_draft import PredictedDraft
+    from actors.engines.lookup.predicted_draft import PredictedDraft
 
     return PredictedDraft(_model_draft(config), config.resolved_draft())
 
@@ -166,7 +166,7 @@ def _model_draft(config: DeploymentConfig) -> DraftModel:
 def _transformers_draft(config: DeploymentConfig) -> DraftModel:
     draft = config.draft
     assert draft.dtype != "auto"  # refused when the configuration was read
-    from actors.engines.transformers_draft import TransformersDraft
+    from actors.engines.transformers.draft import TransformersDraft
     from cluster.weights import load_model
 
     reference = config.target.model if draft.kind == "early_exit" else draft.model
@@ -176,8 +176,8 @@ def _transformers_draft(config: DeploymentConfig) -> DraftModel:
 
 def _vllm_draft(config: DeploymentConfig) -> DraftModel:
     from actors.engines.protocol import ModelCard
-    from actors.engines.vllm_draft import VllmDraft, VllmNextTokens
-    from actors.engines.vllm_plan import check_version
+    from actors.engines.vllm.draft import VllmDraft, VllmNextTokens
+    from actors.engines.vllm.plan import check_version
     from cluster.models import DEMO_DRAFT, checkpoint_end_ids, fetch, load_tokenizer, vocabulary_fingerprint
 
     draft, settings = config.draft, config.resolved_draft()
@@ -193,7 +193,7 @@ def _vllm_draft(config: DeploymentConfig) -> DraftModel:
 
 
 def _lookup_draft(config: DeploymentConfig) -> DraftModel:
-    from actors.engines.prompt_lookup import LookupSettings, PromptLookupDraft
+    from actors.engines.lookup.prompt_lookup import LookupSettings, PromptLookupDraft
 
     try:
         lookup = LookupSettings(**config.draft.engine_kwargs)
@@ -203,7 +203,7 @@ def _lookup_draft(config: DeploymentConfig) -> DraftModel:
 
 
 def _retokenised_draft(config: DeploymentConfig) -> DraftModel:
-    from actors.engines.retokenised_draft import RetokenisedDraft
+    from actors.engines.transformers.retokenised_draft import RetokenisedDraft
     from cluster.models import load_tokenizer
     from cluster.weights import load_model
 
@@ -217,7 +217,7 @@ def _retokenised_draft(config: DeploymentConfig) -> DraftModel:
 def text_facts(config: DeploymentConfig) -> TextFacts:
     """The target's text codec and limits, without loading its weights. Raises ModelNotFoundError."""
     if config.target.engine == "emulated":
-        from actors.engines.emulated_presets import target_spec
+        from actors.engines.emulated.presets import target_spec
 
         language = target_spec(config.target.model, config.target.engine_kwargs).language
         eos = language.eos[0] if language.eos else None

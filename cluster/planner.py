@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from actors.engines.emulated_language import Agreement
-from actors.engines.emulated_presets import DraftSpec, TargetSpec
+from actors.engines.emulated.language import Agreement
+from actors.engines.emulated.presets import DraftSpec, TargetSpec
 from actors.settings import LookaheadSettings, Rule, Settings, TreeSettings
 from cluster.simulator import SimulationInput, SimulationResult, plain_rate, simulate
 

@@ -16,8 +16,8 @@ from pydantic import Field
 
 from actors.algorithms.control.lookahead import LookaheadController
 from actors.algorithms.outcome_tree import Forest
-from actors.engines.emulated import EmulatedDraft, EmulatedTarget
-from actors.engines.emulated_presets import DraftSpec, TargetSpec
+from actors.engines.emulated.engines import EmulatedDraft, EmulatedTarget
+from actors.engines.emulated.presets import DraftSpec, TargetSpec
 from actors.messages import Commit, Expansion, OfferBatch, Opening, prefix_key
 from actors.settings import DraftSettings, LookaheadSettings, SamplingSettings, Settings, TargetSettings, TreeSettings
 from actors.target.mailbox import Mailbox

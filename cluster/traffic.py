@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from actors.engines.emulated_presets import DraftSpec, TargetSpec
+from actors.engines.emulated.presets import DraftSpec, TargetSpec
 from actors.settings import Settings
 from cluster.autoscaling import DraftGoals, TargetGoals
 from cluster.config import Autoscaling

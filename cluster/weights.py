@@ -14,8 +14,8 @@ from cluster import models
 if TYPE_CHECKING:
     import torch
 
-    from actors.engines.causal_lm import CausalLM
-    from actors.engines.ranks import RankGroup
+    from actors.engines.transformers.causal_lm import CausalLM
+    from actors.engines.transformers.ranks import RankGroup
     from cluster.config import Dtype
 
 DEMO_DRAFT_LAYERS = 4
@@ -49,7 +49,7 @@ def load_model(
         cache are float32, which is faster and more accurate there than bfloat16 throughout.
     layers: keep the first so many only, with the model's own norm and head (an early exit as a draft).
     draft_layers: for the demo draft, a file of layers to use in place of the packaged ones.
-    graphs: on a GPU, record small passes as CUDA graphs (a draft's steps; see actors/engines/graphs.py).
+    graphs: on a GPU, record small passes as CUDA graphs (a draft's steps; see actors/engines/transformers/graphs.py).
     compiled: compile those passes before they are recorded. Raises ConfigError without a GPU.
     ranks: load this rank's share only; rank 0's model makes the others follow.
     Raises ModelNotFoundError, or ConfigError when the model is of a kind that the engine cannot run.
@@ -58,8 +58,8 @@ def load_model(
         os.environ.setdefault(name, count)  # read once, at the first product
     import torch
 
-    from actors.engines.causal_lm import CausalLM
-    from actors.engines.graphs import compile_pass, record_graph
+    from actors.engines.transformers.causal_lm import CausalLM
+    from actors.engines.transformers.graphs import compile_pass, record_graph
 
     device = device or default_device()
     if compiled and device != "cuda":
@@ -85,7 +85,7 @@ def load_model(
         return CausalLM(module.to(device), packed=packed, record=record, compile=compile, **facts)
     if ranks.rank > 0:
         return CausalLM(module, packed=None, **facts)
-    from actors.engines.ranks import LeadingLM
+    from actors.engines.transformers.ranks import LeadingLM
 
     return LeadingLM(module, packed=None, group=ranks, **facts)
 

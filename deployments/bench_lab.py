@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from actors.engines.emulated_language import expected_tokens
-from actors.engines.emulated_presets import target_spec
+from actors.engines.emulated.language import expected_tokens
+from actors.engines.emulated.presets import target_spec
 from actors.messages import GenerationRequest, extend_key
 from actors.settings import SamplingSettings
 from cluster.config import DeploymentConfig

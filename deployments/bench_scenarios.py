@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from actors.engines.emulated_presets import draft_spec, target_spec
+from actors.engines.emulated.presets import draft_spec, target_spec
 from actors.settings import DraftSettings, LookaheadSettings, TargetSettings, TreeSettings
 from cluster.config import DeploymentConfig, DraftTier, TargetTier
 from cluster.planner import PlanInput, expected_row

@@ -92,7 +92,7 @@ def _given(file: Path | None) -> dict[str, Any]:
 def _preset(name: str, reference: str | None) -> dict[str, Any]:
     if reference is None:
         return {}
-    from actors.engines.emulated_presets import draft_spec, target_spec
+    from actors.engines.emulated.presets import draft_spec, target_spec
 
     reference = reference if reference.startswith("emulated:") else f"emulated:{reference}"
     spec = target_spec(reference) if name == "target" else draft_spec(reference)

@@ -30,8 +30,8 @@ from cluster.traces import tracer_for
 from deployments.directory import NAMESPACE, actor_prefix
 
 if TYPE_CHECKING:
-    from actors.engines.causal_lm import CausalLM
-    from actors.engines.ranks import RankGroup, Rendezvous
+    from actors.engines.transformers.causal_lm import CausalLM
+    from actors.engines.transformers.ranks import RankGroup, Rendezvous
     from actors.target.vllm_actor import VllmTargetActor
 
 logger = logging.getLogger("ray.serve")
@@ -264,7 +264,7 @@ def _make_model(config: DeploymentConfig, tier: TierName, ranks: Sequence[Any]) 
 
 
 def _lead(ranks: Sequence[Any]) -> RankGroup:
-    from actors.engines.ranks import RankGroup
+    from actors.engines.transformers.ranks import RankGroup
 
     def invite(meeting: Rendezvous) -> None:
         for place, rank in enumerate(ranks, start=1):

@@ -11,8 +11,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from actors.engines.emulated_language import expected_tokens
-from actors.engines.emulated_presets import TargetSpec
+from actors.engines.emulated.language import expected_tokens
+from actors.engines.emulated.presets import TargetSpec
 from actors.errors import UnavailableError
 from actors.messages import GenerationRequest
 from actors.settings import SamplingSettings

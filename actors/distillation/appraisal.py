@@ -12,7 +12,7 @@ from actors.distillation.job import Job
 from actors.distillation.prompts import Ids
 from actors.distillation.student import Student
 from actors.distillation.trainer import Trainer
-from actors.engines.causal_lm import CausalLM
+from actors.engines.transformers.causal_lm import CausalLM
 from actors.settings import Rule
 
 RULES: tuple[tuple[Rule, float], ...] = (

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 from actors.algorithms.types import Outcome
 from actors.distillation.prompts import Ids
-from actors.engines.causal_lm import CausalLM
 from actors.engines.protocol import DraftModel, Expand, Proposal, Ranked, Row, TargetModel
-from actors.engines.slots import SlotRow
-from actors.engines.transformers_draft import TransformersDraft
-from actors.engines.transformers_target import TransformersTarget
+from actors.engines.transformers.causal_lm import CausalLM
+from actors.engines.transformers.draft import TransformersDraft
+from actors.engines.transformers.slots import SlotRow
+from actors.engines.transformers.target import TransformersTarget
 from actors.messages import Opening, Support
 from actors.settings import DraftSettings, Rule, SamplingSettings, TargetSettings, TreeSettings
 

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from actors.algorithms.noise import gumbel
 from actors.distillation.prompts import Ids
-from actors.engines.causal_lm import CausalLM
 from actors.engines.protocol import Row
-from actors.engines.slots import SlotRow
-from actors.engines.transformers_target import TransformersTarget
+from actors.engines.transformers.causal_lm import CausalLM
+from actors.engines.transformers.slots import SlotRow
+from actors.engines.transformers.target import TransformersTarget
 from actors.messages import Opening
 from actors.settings import SamplingSettings, TargetSettings
 

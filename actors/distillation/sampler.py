@@ -12,8 +12,8 @@ from torch import Tensor
 
 from actors.distillation.prompts import Ids
 from actors.distillation.store import Sample
-from actors.engines.causal_lm import CausalLM
-from actors.engines.slots import SlotRow
+from actors.engines.transformers.causal_lm import CausalLM
+from actors.engines.transformers.slots import SlotRow
 
 
 class Source(Protocol):

@@ -16,7 +16,7 @@ from actors.distillation.prompts import Ids
 from actors.distillation.sampler import Sampler, Source
 from actors.distillation.store import Sample, padded
 from actors.distillation.student import choose_vocabulary
-from actors.engines.causal_lm import CausalLM
+from actors.engines.transformers.causal_lm import CausalLM
 from actors.errors import ConfigError
 
 _TELL_SECONDS = 2.0

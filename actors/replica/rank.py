@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from actors.errors import EngineError
 
 if TYPE_CHECKING:
-    from actors.engines.causal_lm import CausalLM
-    from actors.engines.ranks import RankGroup, Rendezvous
+    from actors.engines.transformers.causal_lm import CausalLM
+    from actors.engines.transformers.ranks import RankGroup, Rendezvous
 
 
 class RankActor:
@@ -39,7 +39,7 @@ class RankActor:
         return self._name
 
     def _follow(self, rank: int, meeting: Rendezvous) -> None:
-        from actors.engines.ranks import RankGroup, follow
+        from actors.engines.transformers.ranks import RankGroup, follow
 
         try:
             group = RankGroup.join(rank, meeting)

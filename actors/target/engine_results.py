@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from actors.engines.vllm_engine import Said
+from actors.engines.vllm.engine import Said
 from actors.errors import InvalidSettingError, OutriderError
 from actors.messages import FinishReason, Verdict
 from actors.target.proposal_broker import Ruled

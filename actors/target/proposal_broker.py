@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from actors.algorithms.control.lookahead import LookaheadController
-from actors.engines.exchange import Answer, Decided, PassEnd
 from actors.engines.protocol import Proposal
+from actors.engines.vllm.ipc import Answer, Decided, PassEnd
 from actors.messages import OfferBatch, Opening
 from actors.settings import TargetSettings
 from actors.target.mailbox import Mailbox

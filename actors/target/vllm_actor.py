@@ -1,7 +1,7 @@
 """The target actor on vLLM: a sibling of actors/target/actor.py for an engine that schedules itself.
 
 The same messages come in and go out. Sequences enter and leave vLLM through its public API; drafts wait in the
-mailbox of this process, and vLLM's first rank asks for them once per pass (engines/exchange.py). What vLLM says is
+mailbox of this process, and vLLM's first rank asks for them once per pass (engines/vllm/ipc.py). What vLLM says is
 what was committed; what the exchange reports (how much of it was drafts, margins) is put beside it, and where a
 report was lost the tokens go out without it.
 """
@@ -17,10 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from actors.algorithms.grammar import GrammarCompiler
-from actors.engines.openings import check_opening
+from actors.engines.opening_checks import check_opening
 from actors.engines.protocol import ModelCard
-from actors.engines.vllm_engine import Said, VllmEngine
-from actors.engines.vllm_requests import plain_request, request, room
+from actors.engines.vllm.engine import Said, VllmEngine
+from actors.engines.vllm.requests import plain_request, request, room
+from actors.engines.vllm.runtime import VllmModel, VllmRuntime
 from actors.errors import EngineError, InvalidSettingError, OutriderError, OverloadedError
 from actors.messages import Cancel, OfferBatch, Opening, Pulse, TargetMessage, Verdict, VerdictBatch
 from actors.replica.pass_metrics import PassAccounts
@@ -31,7 +32,6 @@ from actors.target.proposal_broker import Desk
 from actors.target.scheduler import PassReport, Ruling
 from actors.telemetry import Recorder
 from actors.tracing import NO_TRACES, Tracer
-from actors.vllm_runtime import VllmModel, VllmRuntime
 
 logger = logging.getLogger(__name__)
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from actors.engines.causal_lm import CausalLM
+    from actors.engines.transformers.causal_lm import CausalLM
 
 HELD_PROMPTS = Path(__file__).with_name("held-prompts.json")
 
 
 def greedy_answer(model: CausalLM, prompt: Sequence[int], count: int) -> list[int]:
     """`count` tokens of plain greedy decoding, end of text included in the running."""
-    from actors.engines.slots import SlotRow
+    from actors.engines.transformers.slots import SlotRow
 
     cache = model.cache(slots=1, context=len(prompt) + count)
     tokens, answer = list(prompt), list[int]()
@@ -35,7 +35,7 @@ def greedy_answer(model: CausalLM, prompt: Sequence[int], count: int) -> list[in
 
 def agreements(model: CausalLM, prompt: Sequence[int], answer: Sequence[int]) -> list[bool]:
     """Whether the draft's most likely token is the answer's, at each position along the answer."""
-    from actors.engines.slots import SlotRow
+    from actors.engines.transformers.slots import SlotRow
 
     tokens = [*prompt, *answer]
     cache = model.cache(slots=1, context=len(tokens))

@@ -45,7 +45,7 @@ def test_a_draft_is_made_and_loads_as_a_draft(place: Path) -> None:
     assert len(loaded.vocabulary) == 24
     cache = loaded.cache(slots=1, context=8)
     assert loaded.fingerprint == weights.load_model(str(place / "target"), device="cpu").fingerprint
-    from actors.engines.slots import SlotRow
+    from actors.engines.transformers.slots import SlotRow
 
     assert loaded.run(cache, [SlotRow(0, (3, 4), 0)], [1]).shape == (1, 24)
 

@@ -9,7 +9,7 @@ import torch
 from small_targets import EOS, VOCABULARY, llama, prompts
 
 from actors.distillation.evaluation import Acceptance, acceptance, agreement, is_better
-from actors.engines.causal_lm import CausalLM
+from actors.engines.transformers.causal_lm import CausalLM
 from actors.settings import Rule
 
 

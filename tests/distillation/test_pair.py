@@ -11,7 +11,7 @@ from small_targets import EOS, VOCABULARY, checkpoint, llama, prompts
 
 from actors.algorithms.noise import gumbel
 from actors.distillation.pair import expected_length, overlap, plain_answers
-from actors.engines.causal_lm import CausalLM
+from actors.engines.transformers.causal_lm import CausalLM
 from deployments import cli
 
 

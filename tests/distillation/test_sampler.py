@@ -11,7 +11,7 @@ from actors.distillation.sampler import Sampler
 from actors.distillation.store import Sample, SampleStore
 from actors.distillation.student import build_student, choose_vocabulary
 from actors.distillation.trainer import Trainer, lay_out
-from actors.engines.causal_lm import CausalLM
+from actors.engines.transformers.causal_lm import CausalLM
 
 
 def sampler(slots: int, **options: int) -> Sampler:

@@ -7,11 +7,11 @@ from tiny import byte_codec
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from actors.algorithms.grammar import GrammarCompiler
-from actors.engines.causal_lm import CausalLM
-from actors.engines.predicted_draft import PredictedDraft
+from actors.engines.lookup.predicted_draft import PredictedDraft
 from actors.engines.protocol import DraftModel, TargetModel
-from actors.engines.transformers_draft import TransformersDraft
-from actors.engines.transformers_target import TransformersTarget
+from actors.engines.transformers.causal_lm import CausalLM
+from actors.engines.transformers.draft import TransformersDraft
+from actors.engines.transformers.target import TransformersTarget
 from actors.settings import DraftSettings, TargetSettings
 
 CODEC = byte_codec()

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from actors.engines.emulated import EmulatedDraft, EmulatedTarget
-from actors.engines.emulated_language import Agreement, Language, expected_tokens
-from actors.engines.emulated_presets import (
+from actors.engines.emulated.engines import EmulatedDraft, EmulatedTarget
+from actors.engines.emulated.language import Agreement, Language, expected_tokens
+from actors.engines.emulated.presets import (
     GPUS,
     MODELS,
     DraftSpec,
@@ -18,7 +18,7 @@ from actors.engines.emulated_presets import (
     preset_times,
     target_spec,
 )
-from actors.engines.emulated_time import Fault, Faults, Pacer
+from actors.engines.emulated.timing import Fault, Faults, Pacer
 from actors.engines.protocol import Expand, Proposal, Row
 from actors.errors import ConfigError, EngineError, InvalidSettingError, ModelNotFoundError, OverloadedError
 from actors.messages import Opening

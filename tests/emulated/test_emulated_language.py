@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from actors.engines.emulated_language import (
+from actors.engines.emulated.language import (
     Agreement,
     Language,
     draw_key,

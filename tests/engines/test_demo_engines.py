@@ -8,11 +8,11 @@ import pytest
 import torch
 from small_llamas import opening
 
-from actors.engines.causal_lm import CausalLM
 from actors.engines.protocol import Expand, Proposal, Row
-from actors.engines.slots import SlotRow
-from actors.engines.transformers_draft import TransformersDraft
-from actors.engines.transformers_target import TransformersTarget
+from actors.engines.transformers.causal_lm import CausalLM
+from actors.engines.transformers.draft import TransformersDraft
+from actors.engines.transformers.slots import SlotRow
+from actors.engines.transformers.target import TransformersTarget
 from actors.settings import DraftSettings, TargetSettings
 from cluster import models, weights
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from actors.engines.fast_linear import PackedLinear, can_pack, optimise_for_small_blocks
+from actors.engines.transformers.fast_linear import PackedLinear, can_pack, optimise_for_small_blocks
 
 _UNIT = 2.0**-24
 """Largest relative error of one float32 rounding."""

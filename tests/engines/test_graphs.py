@@ -9,11 +9,11 @@ import torch
 from small_llamas import module, opening, some_tokens
 from torch import Tensor
 
-from actors.engines.causal_lm import CausalLM
-from actors.engines.graphs import MOST_TOKENS, Call, Replay, Shape, compile_pass, run_again
 from actors.engines.protocol import Expand, Ranked
-from actors.engines.slots import SlotRow
-from actors.engines.transformers_draft import TransformersDraft
+from actors.engines.transformers.causal_lm import CausalLM
+from actors.engines.transformers.draft import TransformersDraft
+from actors.engines.transformers.graphs import MOST_TOKENS, Call, Replay, Shape, compile_pass, run_again
+from actors.engines.transformers.slots import SlotRow
 from actors.settings import DraftSettings, TreeSettings
 
 SETTINGS = DraftSettings(slots=4, context=96, tree=TreeSettings(nodes=16))

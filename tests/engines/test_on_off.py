@@ -10,12 +10,12 @@ import pytest
 from two_tokenizers import DRAFT, TARGET, llama
 
 from actors.algorithms.grammar import GrammarCompiler
-from actors.engines.causal_lm import CausalLM
-from actors.engines.prompt_lookup import PromptLookupDraft
+from actors.engines.lookup.prompt_lookup import PromptLookupDraft
 from actors.engines.protocol import DraftModel
-from actors.engines.retokenised_draft import RetokenisedDraft
-from actors.engines.transformers_draft import TransformersDraft
-from actors.engines.transformers_target import TransformersTarget
+from actors.engines.transformers.causal_lm import CausalLM
+from actors.engines.transformers.draft import TransformersDraft
+from actors.engines.transformers.retokenised_draft import RetokenisedDraft
+from actors.engines.transformers.target import TransformersTarget
 from actors.settings import DraftSettings, TargetSettings, TreeSettings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "algorithms"))

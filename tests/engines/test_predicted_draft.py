@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from small_llamas import opening
 
-from actors.engines.predicted_draft import PredictedDraft
+from actors.engines.lookup.predicted_draft import PredictedDraft
 from actors.engines.protocol import Expand, ModelCard, Ranked
 from actors.settings import DraftSettings, TreeSettings
 from actors.text.predicted_outputs import PredictionTally

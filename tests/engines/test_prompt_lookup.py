@@ -6,7 +6,7 @@ import pytest
 from small_llamas import opening
 
 from actors.algorithms.outcome_tree import Forest
-from actors.engines.prompt_lookup import LookupSettings, PromptLookupDraft
+from actors.engines.lookup.prompt_lookup import LookupSettings, PromptLookupDraft
 from actors.engines.protocol import Expand
 from actors.errors import OverloadedError
 from actors.messages import Support, prefix_key

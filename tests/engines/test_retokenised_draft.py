@@ -15,10 +15,10 @@ from torch import Tensor
 from two_tokenizers import DRAFT, TARGET, pieces, said
 
 from actors.algorithms.retokenising import Reading, Transcript, continued, spoken
-from actors.engines.causal_lm import CausalLM
 from actors.engines.protocol import Expand
-from actors.engines.retokenised_draft import RetokenisedDraft
-from actors.engines.slots import SlotRow
+from actors.engines.transformers.causal_lm import CausalLM
+from actors.engines.transformers.retokenised_draft import RetokenisedDraft
+from actors.engines.transformers.slots import SlotRow
 from actors.errors import OverloadedError
 from actors.messages import Support
 from actors.settings import DraftSettings, TreeSettings

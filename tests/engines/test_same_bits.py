@@ -13,9 +13,9 @@ from small_llamas import some_tokens
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from actors.engines.causal_lm import CausalLM
-from actors.engines.same_bits import require_same_bits
-from actors.engines.slots import SlotCache, SlotRow
+from actors.engines.transformers.causal_lm import CausalLM
+from actors.engines.transformers.same_bits import require_same_bits
+from actors.engines.transformers.slots import SlotCache, SlotRow
 from actors.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="promised for AVX-512 only")

@@ -19,7 +19,7 @@ from two_tokenizers import TARGET, llama, module
 
 from actors.algorithms.grammar import GrammarCompiler
 from actors.engines.protocol import DraftModel, Expand, ModelCard, Ranked
-from actors.engines.transformers_target import TransformersTarget
+from actors.engines.transformers.target import TransformersTarget
 from actors.messages import Opening
 from actors.settings import LookaheadSettings, Rule, TargetSettings
 

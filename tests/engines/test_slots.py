@@ -16,8 +16,8 @@ from transformers import (
     MistralForCausalLM,
 )
 
-from actors.engines.causal_lm import CausalLM
-from actors.engines.slots import Layout, SlotRow
+from actors.engines.transformers.causal_lm import CausalLM
+from actors.engines.transformers.slots import Layout, SlotRow
 from actors.errors import ConfigError
 
 EXACT = {"rtol": 1e-6, "atol": 1e-6}

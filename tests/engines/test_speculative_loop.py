@@ -12,10 +12,10 @@ from small_llamas import EOS, VOCABULARY, causal_lm, full_logits, module, openin
 from actors.algorithms.outcome_tree import Forest
 from actors.algorithms.types import Block
 from actors.algorithms.verification import verify_blocks
-from actors.engines.prompt_lookup import PromptLookupDraft
+from actors.engines.lookup.prompt_lookup import PromptLookupDraft
 from actors.engines.protocol import DraftModel, Expand, ModelCard, Proposal, Ranked, Row
-from actors.engines.transformers_draft import TransformersDraft
-from actors.engines.transformers_target import TransformersTarget
+from actors.engines.transformers.draft import TransformersDraft
+from actors.engines.transformers.target import TransformersTarget
 from actors.messages import Opening, prefix_key
 from actors.settings import DraftSettings, Rule, TargetSettings, TreeSettings
 

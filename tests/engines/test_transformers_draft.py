@@ -10,7 +10,7 @@ from small_llamas import VOCABULARY, causal_lm, full_logits, module, opening, so
 
 from actors.algorithms.drafting import DraftRow, rank_children
 from actors.engines.protocol import Expand, Ranked
-from actors.engines.transformers_draft import TransformersDraft
+from actors.engines.transformers.draft import TransformersDraft
 from actors.errors import OverloadedError, PromptError, PromptTooLongError
 from actors.messages import Opening, prefix_key
 from actors.settings import DraftSettings, TreeSettings

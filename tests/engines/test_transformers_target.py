@@ -11,7 +11,7 @@ from small_llamas import EOS, VOCABULARY, causal_lm, full_logits, module, openin
 
 from actors.algorithms.types import Outcome
 from actors.engines.protocol import Proposal, Row
-from actors.engines.transformers_target import TransformersTarget
+from actors.engines.transformers.target import TransformersTarget
 from actors.errors import InvalidSettingError, PromptError
 from actors.messages import Support
 from actors.settings import TargetSettings

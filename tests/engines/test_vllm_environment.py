@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from actors.engines.vllm_engine import _environment
+from actors.engines.vllm.engine import _environment
 
 
 @pytest.mark.parametrize(("said", "found"), [(None, "1"), ("0", "0")])

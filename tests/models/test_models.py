@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from actors.engines.slots import SlotRow
+from actors.engines.transformers.slots import SlotRow
 from actors.errors import ConfigError, ModelNotFoundError
 from cluster import demo, models, weights
 

@@ -14,8 +14,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from actors.draft.actor import DraftActor
-from actors.engines.emulated import EmulatedDraft, EmulatedTarget
-from actors.engines.emulated_presets import DraftSpec, TargetSpec
+from actors.engines.emulated.engines import EmulatedDraft, EmulatedTarget
+from actors.engines.emulated.presets import DraftSpec, TargetSpec
 from actors.errors import ConfigError
 from actors.messages import Delta, GenerationRequest
 from actors.orchestrator.admission import Admission

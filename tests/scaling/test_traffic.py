@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.engines.emulated_presets import TargetSpec
+from actors.engines.emulated.presets import TargetSpec
 from cluster.autoscaling import FORGET_S
 from cluster.config import Autoscaling
 from cluster.replay import TrafficResult, replay, speed

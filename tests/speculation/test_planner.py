@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from actors.engines.emulated_language import Agreement
-from actors.engines.emulated_presets import DraftSpec, TargetSpec
+from actors.engines.emulated.language import Agreement
+from actors.engines.emulated.presets import DraftSpec, TargetSpec
 from actors.settings import TreeSettings
 from cluster.planner import PlanInput, break_even, expected_row, expected_tokens, in_turn_speedup, plan
 from cluster.simulator import SimulationInput, plain_rate, simulate

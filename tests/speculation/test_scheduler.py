@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from actors.algorithms.control.lookahead import LookaheadController
-from actors.engines.emulated import EmulatedTarget
-from actors.engines.emulated_presets import TargetSpec
+from actors.engines.emulated.engines import EmulatedTarget
+from actors.engines.emulated.presets import TargetSpec
 from actors.messages import Expansion, OfferBatch, Opening, prefix_key
 from actors.settings import SamplingSettings, TargetSettings
 from actors.target.mailbox import Mailbox

@@ -12,8 +12,8 @@ import pytest
 
 from actors.draft.actor import DraftActor
 from actors.engines.chaos import ChaosLink, ChaosSettings
-from actors.engines.emulated import EmulatedDraft, EmulatedTarget
-from actors.engines.emulated_presets import DraftSpec, TargetSpec
+from actors.engines.emulated.engines import EmulatedDraft, EmulatedTarget
+from actors.engines.emulated.presets import DraftSpec, TargetSpec
 from actors.engines.protocol import DraftModel, TargetModel
 from actors.messages import GenerationRequest
 from actors.orchestrator.admission import Admission

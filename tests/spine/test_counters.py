@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from actors import telemetry
-from actors.engines.emulated_language import Agreement, Language, expected_tokens
-from actors.engines.emulated_presets import DraftSpec, TargetSpec
+from actors.engines.emulated.language import Agreement, Language, expected_tokens
+from actors.engines.emulated.presets import DraftSpec, TargetSpec
 
 LANGUAGE = Language(eos_probability=0.05)
 TWIN = Agreement(acceptance=1.0, spread=0.0)

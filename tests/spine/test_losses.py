@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from actors import telemetry
-from actors.engines.emulated import EmulatedTarget
-from actors.engines.emulated_language import expected_tokens
-from actors.engines.emulated_presets import TargetSpec
+from actors.engines.emulated.engines import EmulatedTarget
+from actors.engines.emulated.language import expected_tokens
+from actors.engines.emulated.presets import TargetSpec
 from actors.errors import EngineError
 from actors.messages import Opening
 from actors.replica import replica

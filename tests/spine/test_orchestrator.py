@@ -12,8 +12,8 @@ import pytest
 
 from actors import telemetry
 from actors.engines.chaos import ChaosSettings
-from actors.engines.emulated_language import expected_tokens
-from actors.engines.emulated_presets import DraftSpec, TargetSpec
+from actors.engines.emulated.language import expected_tokens
+from actors.engines.emulated.presets import DraftSpec, TargetSpec
 from actors.errors import DeadlineError, OverloadedError, PromptTooLongError, UnavailableError
 from actors.settings import DraftSettings, LookaheadSettings, OrchestratorSettings, TargetSettings, TreeSettings
 

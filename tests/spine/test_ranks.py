@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from actors.engines.causal_lm import CausalLM
-from actors.engines.prompt_lookup import PromptLookupDraft
-from actors.engines.ranks import LeadingLM, RankGroup, Rendezvous, follow
-from actors.engines.transformers_target import TransformersTarget
+from actors.engines.lookup.prompt_lookup import PromptLookupDraft
+from actors.engines.transformers.causal_lm import CausalLM
+from actors.engines.transformers.ranks import LeadingLM, RankGroup, Rendezvous, follow
+from actors.engines.transformers.target import TransformersTarget
 from actors.errors import EngineError, UnavailableError
 from actors.orchestrator.admission import Admission
 from actors.settings import DraftSettings, OrchestratorSettings, TargetSettings

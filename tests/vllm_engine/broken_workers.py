@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.engines import vllm_internals
+from actors.engines.vllm import internals
 
 
-class RenamedWorker(vllm_internals.MailboxWorker):  # type: ignore[misc]
+class RenamedWorker(internals.MailboxWorker):  # type: ignore[misc]
     """The model runner decides somewhere else."""
 
     def take_brief(self, fields: dict[str, Any]) -> bool:
@@ -16,7 +16,7 @@ class RenamedWorker(vllm_internals.MailboxWorker):  # type: ignore[misc]
         return bool(super().take_brief(fields))
 
 
-class ShiftedWorker(vllm_internals.MailboxWorker):  # type: ignore[misc]
+class ShiftedWorker(internals.MailboxWorker):  # type: ignore[misc]
     """Everything is where it was, but the rows of drafts come in another order."""
 
     def take_brief(self, fields: dict[str, Any]) -> bool:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from actors.engines.exchange import Answer, Decided, PassEnd
 from actors.engines.protocol import Proposal
+from actors.engines.vllm.ipc import Answer, Decided, PassEnd
+from actors.engines.vllm.runtime import VllmModel
 from actors.messages import Opening
 from actors.target.proposal_broker import Desk
 from actors.target.vllm_actor import VllmTargetActor
-from actors.vllm_runtime import VllmModel
 
 LONG_S = 60.0
 """Longer than any draft takes; it ends tests that would hang."""

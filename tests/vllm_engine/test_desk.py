@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from actors.algorithms.control.lookahead import OFF_BELOW
-from actors.engines.exchange import Decided, PassEnd
+from actors.engines.vllm.ipc import Decided, PassEnd
 from actors.errors import InvalidSettingError
 from actors.messages import Expansion, OfferBatch, Opening, prefix_key
 from actors.settings import LookaheadSettings, SamplingSettings, TargetSettings

@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from actors.engines.causal_lm import CausalLM
 from actors.engines.protocol import Expand, ModelCard, Ranked
-from actors.engines.transformers_draft import TransformersDraft
-from actors.engines.vllm_draft import Scored, VllmDraft
+from actors.engines.transformers.causal_lm import CausalLM
+from actors.engines.transformers.draft import TransformersDraft
+from actors.engines.vllm.draft import Scored, VllmDraft
 from actors.errors import OverloadedError, PromptError, PromptTooLongError
 from actors.messages import Opening
 from actors.settings import DraftSettings, Rule, SamplingSettings

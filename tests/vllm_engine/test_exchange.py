@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from actors.engines.exchange import Answer, Decided, ExchangeClient, ExchangeServer, PassEnd
 from actors.engines.protocol import Proposal
+from actors.engines.vllm.ipc import Answer, Decided, ExchangeClient, ExchangeServer, PassEnd
 
 PATIENCE_S = 5.0
 DRAFTS = {"a": Proposal((1, 2), (0.9, 0.8))}

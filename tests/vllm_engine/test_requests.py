@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from actors.engines.vllm_requests import facts, plain_request, request, room
+from actors.engines.vllm.requests import facts, plain_request, request, room
 from actors.errors import InvalidSettingError
 from actors.messages import Opening
 from actors.settings import SamplingSettings

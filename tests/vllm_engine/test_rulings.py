@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from actors.engines.exchange import Decided
-from actors.engines.vllm_engine import Said
+from actors.engines.vllm.engine import Said
+from actors.engines.vllm.ipc import Decided
 from actors.errors import InvalidSettingError
 from actors.messages import Alternatives
 from actors.target.engine_results import Told, verdicts

@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from vllm_stack import CONTEXT, EOS, VOCABULARY, checkpoint, module, prompts
 
-from actors.engines.causal_lm import CausalLM
 from actors.engines.protocol import Expand, ModelCard
-from actors.engines.transformers_draft import TransformersDraft
-from actors.engines.vllm_draft import VllmDraft, VllmNextTokens
+from actors.engines.transformers.causal_lm import CausalLM
+from actors.engines.transformers.draft import TransformersDraft
+from actors.engines.vllm.draft import VllmDraft, VllmNextTokens
 from actors.messages import Opening
 from actors.settings import DraftSettings, SamplingSettings
 

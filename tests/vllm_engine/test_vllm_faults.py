@@ -14,8 +14,8 @@ import pytest
 from desks import Fuse, FusedDesk
 from vllm_stack import checkpoint, draft, engines, model, plan, prompts, settings, stack, words
 
-from actors.engines.vllm_engine import VllmEngine
-from actors.engines.vllm_plan import check_version
+from actors.engines.vllm.engine import VllmEngine
+from actors.engines.vllm.plan import check_version
 from actors.errors import ConfigError
 from actors.text.answer_comparison import Comparison, Reference
 

@@ -9,10 +9,10 @@ import pytest
 from quantised import quantise
 from vllm_stack import CONTEXT, SLOTS, byte_tokenizer, checkpoint, engines, prompts, settings, stack
 
-from actors.engines.vllm_engine import VllmEngine
+from actors.engines.vllm.engine import VllmEngine
+from actors.engines.vllm.runtime import VllmModel
 from actors.errors import ConfigError
 from actors.text.answer_comparison import Comparison, Reference
-from actors.vllm_runtime import VllmModel
 from cluster import factory
 from cluster.config import load_config
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("actors", "cluster", "deployments")
-IN_VLLMS_PROCESSES = {"actors.engines.vllm_internals"}
+IN_VLLMS_PROCESSES = {"actors.engines.vllm.internals"}
 
 SCRIPT = """
 import importlib, sys
 sys.modules["vllm"] = None  # as if it were not installed
 for name in sys.argv[1:]:
     importlib.import_module(name)
-from actors.engines.vllm_plan import check_version
+from actors.engines.vllm.plan import check_version
 from actors.errors import ConfigError
 try:
     check_version()

@@ -16,10 +16,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from actors.draft.actor import DraftActor
-from actors.engines.causal_lm import CausalLM
 from actors.engines.protocol import DraftModel
-from actors.engines.transformers_draft import TransformersDraft
-from actors.engines.vllm_plan import VllmPlan
+from actors.engines.transformers.causal_lm import CausalLM
+from actors.engines.transformers.draft import TransformersDraft
+from actors.engines.vllm.plan import VllmPlan
+from actors.engines.vllm.runtime import VllmModel
 from actors.messages import Delta, GenerationRequest
 from actors.orchestrator.admission import Admission
 from actors.orchestrator.orchestrator import Orchestrator
@@ -37,7 +38,6 @@ from actors.target.proposal_broker import Desk
 from actors.telemetry import MemoryRecorder
 from actors.text.emulated_codec import WordCodec
 from actors.transport.links import LocalPeer
-from actors.vllm_runtime import VllmModel
 
 VOCABULARY = 288
 EOS = 2

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from actors.algorithms.types import Outcome
-from actors.engines.emulated_language import Language, draw_key, ranked_tokens, token_at, uniform
-from actors.engines.emulated_presets import DraftSpec, TargetSpec
-from actors.engines.emulated_time import Faults, Pacer
+from actors.engines.emulated.language import Language, draw_key, ranked_tokens, token_at, uniform
+from actors.engines.emulated.presets import DraftSpec, TargetSpec
+from actors.engines.emulated.timing import Faults, Pacer
 from actors.engines.protocol import Expand, ModelCard, Ranked, Row
 from actors.errors import EngineError, InvalidSettingError, OverloadedError
 from actors.messages import Alternatives, Opening, extend_key, prefix_key

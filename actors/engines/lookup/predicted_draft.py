@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from actors.engines.prompt_lookup import LookupSettings, PromptLookupDraft
+from actors.engines.lookup.prompt_lookup import LookupSettings, PromptLookupDraft
 from actors.engines.protocol import DraftModel, Expand, ModelCard, Ranked
 from actors.messages import Opening
 from actors.settings import DraftSettings

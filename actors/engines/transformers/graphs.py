@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from actors.engines.slots import SlotCache, SlotRow, cells_of, hidden_cells
+from actors.engines.transformers.slots import SlotCache, SlotRow, cells_of, hidden_cells
 
 MOST_TOKENS = 32
 """Longer passes (prompts) gain nothing: their kernels take longer than their launches."""

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from actors.engines.vllm_plan import VllmPlan, check_version, engine_arguments
-from actors.engines.vllm_requests import Request
+from actors.engines.vllm.plan import VllmPlan, check_version, engine_arguments
+from actors.engines.vllm.requests import Request
 from actors.errors import ConfigError, EngineError
 from actors.messages import Alternatives
 

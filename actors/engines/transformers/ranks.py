@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from actors.engines.causal_lm import CausalLM
-from actors.engines.slots import SlotCache, SlotRow
+from actors.engines.transformers.causal_lm import CausalLM
+from actors.engines.transformers.slots import SlotCache, SlotRow
 from actors.errors import EngineError
 
 PATIENCE_S = 60.0

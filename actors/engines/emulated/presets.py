@@ -20,8 +20,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, ValidationError
 
-from actors.engines.emulated_language import Agreement, Language
-from actors.engines.emulated_time import Fault
+from actors.engines.emulated.language import Agreement, Language
+from actors.engines.emulated.timing import Fault
 from actors.errors import ConfigError, ModelNotFoundError
 from actors.settings import Settings
 

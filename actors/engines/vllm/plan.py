@@ -10,14 +10,14 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.engines.vllm_owner import OwnerWatch
+from actors.engines.vllm.owner import OwnerWatch
 from actors.errors import ConfigError
 
 TRIED = (0, 32)
 """The minor version of vLLM whose internals were tried."""
 _CPU_BLOCK = 128
 """Positions in a block of vLLM's cache on a CPU."""
-INTERNALS = "actors.engines.vllm_internals"
+INTERNALS = "actors.engines.vllm.internals"
 _OURS = {
     "model": "use target.model",
     "dtype": "use target.dtype",

@@ -12,10 +12,10 @@ from typing import Protocol
 from actors.algorithms.grammar import GrammarMatcher
 from actors.algorithms.types import Block, Outcome
 from actors.algorithms.verification import verify_blocks
-from actors.engines.causal_lm import CausalLM
-from actors.engines.openings import check_opening
+from actors.engines.opening_checks import check_opening
 from actors.engines.protocol import ModelCard, Row
-from actors.engines.slots import SlotRow
+from actors.engines.transformers.causal_lm import CausalLM
+from actors.engines.transformers.slots import SlotRow
 from actors.errors import InvalidSettingError
 from actors.messages import Opening
 from actors.settings import TargetSettings

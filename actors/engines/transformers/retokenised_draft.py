@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from actors.algorithms.retokenising import Codec, Transcript
-from actors.engines.causal_lm import CausalLM
 from actors.engines.protocol import Expand, ModelCard, Ranked
-from actors.engines.slots import SlotRow
+from actors.engines.transformers.causal_lm import CausalLM
+from actors.engines.transformers.slots import SlotRow
 from actors.errors import OverloadedError
 from actors.messages import Opening, Support
 from actors.settings import DraftSettings

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from actors.engines.causal_lm import CausalLM
-from actors.engines.slots import SlotCache, SlotRow
+from actors.engines.transformers.causal_lm import CausalLM
+from actors.engines.transformers.slots import SlotCache, SlotRow
 from actors.errors import ConfigError
 
 _PREFIXES = (5, 61, 200)

@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from actors.engines.fast_linear import PackedLinear, can_pack
+from actors.engines.transformers.fast_linear import PackedLinear, can_pack
 
 _PROBE = "outrider_fusion_probe"
 _PROBE_TOKENS = 5

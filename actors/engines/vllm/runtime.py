@@ -10,15 +10,15 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from actors.engines.exchange import Answer, ExchangeServer, PassEnd
-from actors.engines.vllm_brief import Brief
-from actors.engines.vllm_engine import VllmEngine
-from actors.engines.vllm_plan import VllmPlan
+from actors.engines.vllm.engine import VllmEngine
+from actors.engines.vllm.ipc import Answer, ExchangeServer, PassEnd
+from actors.engines.vllm.plan import VllmPlan
+from actors.engines.vllm.startup_check import check
+from actors.engines.vllm.worker_config import Brief
 from actors.errors import ConfigError, EngineError
 from actors.settings import TargetSettings
 from actors.target.proposal_broker import Desk
 from actors.transport.socket import node_address
-from actors.vllm_check import check
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ of method `custom_class` names `MailboxProposer`. Beyond them it leans on this o
 - After each pass the engine asks its executor's `take_draft_token_ids`, which asks the first rank. That is a call to
   another process (0.8 ms on the machine where it was measured, of two cores); `MailboxExecutor` has the answer already.
 
-`install` looks for these names, and actors/vllm_check.py for their meaning: it compares a few answers with plain
+`install` looks for these names, and actors/engines/vllm/startup_check.py for their meaning: it compares a few answers with plain
 decoding when the engine starts.
 
 What decides is the same code that decides for the embedded engine (algorithms/verification.py), so that every rule
@@ -36,10 +36,10 @@ from vllm.v1.outputs import DraftTokenIds, LogprobsTensors, ModelRunnerOutput, S
 from actors.algorithms.grammar import GrammarCompiler, GrammarMatcher
 from actors.algorithms.types import Block, Outcome
 from actors.algorithms.verification import verify_blocks
-from actors.engines.exchange import Decided, ExchangeClient
 from actors.engines.protocol import Proposal
-from actors.engines.vllm_brief import Brief
-from actors.engines.vllm_requests import PAYLOAD, Facts, facts
+from actors.engines.vllm.ipc import Decided, ExchangeClient
+from actors.engines.vllm.requests import PAYLOAD, Facts, facts
+from actors.engines.vllm.worker_config import Brief
 from actors.errors import EngineError, OutriderError
 
 if current_platform.is_cpu():

@@ -1,4 +1,4 @@
-"""The start-up check of a vLLM target: are its internals still what engines/vllm_internals.py takes them for?
+"""The start-up check of a vLLM target: are its internals still what engines/vllm/internals.py takes them for?
 
 A few tokens are decided in every way that serving uses, and must be the same: by vLLM's own sampler, by ours without
 drafts, with drafts that are all right, and with drafts that are all wrong. A difference at a near-tie is rounding.
@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from actors.engines.vllm_engine import VllmEngine
-from actors.engines.vllm_requests import Request, plain_request, request
+from actors.engines.vllm.engine import VllmEngine
+from actors.engines.vllm.requests import Request, plain_request, request
 from actors.errors import EngineError
 from actors.messages import Expansion, OfferBatch, Opening, prefix_key
 from actors.settings import LookaheadSettings, SamplingSettings, TargetSettings
@@ -20,7 +20,7 @@ from actors.target.proposal_broker import Desk
 from actors.text.answer_comparison import Comparison, Reference
 
 if TYPE_CHECKING:
-    from actors.vllm_runtime import VllmModel
+    from actors.engines.vllm.runtime import VllmModel
 
 COUNT = 12
 LIMIT_S = 300.0

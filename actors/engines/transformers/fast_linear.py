@@ -100,7 +100,7 @@ def optimise_for_small_blocks(model: nn.Module, *, weights: torch.dtype = torch.
     where the head is tied to it (113 MB for 49,152 x 576 in float32, half that in bfloat16), since a lookup needs
     rows and a product needs blocks. While packing, one layer at a time exists twice.
     """
-    from actors.engines.fast_blocks import FastNorm, GatedMLP, fuse_attention, replace_modules
+    from actors.engines.transformers.fast_blocks import FastNorm, GatedMLP, fuse_attention, replace_modules
 
     replace_modules(model, lambda module: fuse_attention(module, weights))
     replace_modules(model, lambda module: GatedMLP.of(module, weights))

@@ -12,9 +12,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from actors.engines.fast_linear import optimise_for_small_blocks
-from actors.engines.graphs import Compile, GraphedPasses, Record, StaticLayout
-from actors.engines.slots import ATTENTION, Attending, HeadShape, Layout, Probe, SlotCache, SlotRow, slot_attention
+from actors.engines.transformers.fast_linear import optimise_for_small_blocks
+from actors.engines.transformers.graphs import Compile, GraphedPasses, Record, StaticLayout
+from actors.engines.transformers.slots import (
+    ATTENTION,
+    Attending,
+    HeadShape,
+    Layout,
+    Probe,
+    SlotCache,
+    SlotRow,
+    slot_attention,
+)
 from actors.errors import ConfigError
 
 if TYPE_CHECKING:

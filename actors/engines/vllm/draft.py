@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from actors.algorithms.drafting import DraftRow, rank_children
-from actors.engines.openings import check_opening
+from actors.engines.opening_checks import check_opening
 from actors.engines.protocol import Expand, ModelCard, Ranked
 from actors.errors import ConfigError, OverloadedError, PromptTooLongError
 from actors.messages import Opening, prefix_key

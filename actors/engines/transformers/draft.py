@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from actors.algorithms.drafting import DraftRow, RankedRow, rank_children
-from actors.engines.causal_lm import CausalLM
 from actors.engines.protocol import Expand, ModelCard, Ranked
-from actors.engines.slots import SlotRow
+from actors.engines.transformers.causal_lm import CausalLM
+from actors.engines.transformers.slots import SlotRow
 from actors.errors import OverloadedError, PromptError, PromptTooLongError
 from actors.messages import Opening, prefix_key
 from actors.settings import DraftSettings, SamplingSettings
