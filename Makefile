@@ -48,9 +48,9 @@ DRAFT ?= benchmarks/out/demo-draft
 MINUTES ?= 30
 distill-demo: $(STAMP)  ## a draft for the demo model from nothing, in half an hour of one core, and what it is worth (DRAFT=folder)
 	mkdir -p $(dir $(DRAFT))
-	$(BIN)/python -m cluster.demo_draft.prompts > $(DRAFT).prompts.txt
+	$(BIN)/python -m cluster.models.demo_draft.prompts > $(DRAFT).prompts.txt
 	test -d $(DRAFT) || $(BIN)/outrider distill demo:smollm2-135m --prompts $(DRAFT).prompts.txt --out $(DRAFT) \
-		--held cluster/demo_draft/held-prompts.json --minutes $(MINUTES) --threads 1 --context 512 $(ARGS)
+		--held cluster/models/demo_draft/held-prompts.json --minutes $(MINUTES) --threads 1 --context 512 $(ARGS)
 	$(BIN)/python -m benchmarks.draft --draft $(DRAFT) --compare
 
 bench-algorithms: $(STAMP)  ## cost of the acceptance rules and the noise

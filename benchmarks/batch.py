@@ -15,7 +15,7 @@ import platform
 import time
 from typing import Any
 
-from cluster.config import load_config
+from cluster.config.deployment import load_config
 from deployments.client import connect
 from deployments.directory import NAMESPACE
 from deployments.local import application, free_port, ray_cluster

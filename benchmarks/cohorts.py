@@ -2,7 +2,7 @@
 
 While one cohort's pass runs, the other's drafts would be made, so that each pass finds all of them ready; but a pass
 then serves half the sequences. `python -m benchmarks.cohorts` sets one cohort, simulated with the real scheduler,
-controller and outcome trees (cluster.simulator), beside the most that two could do: passes back to back, every draft
+controller and outcome trees (cluster.planning.simulator), beside the most that two could do: passes back to back, every draft
 ready, the best fixed lookahead.
 """
 
@@ -14,7 +14,7 @@ from rich.table import Table
 from actors.engines.emulated.language import Agreement
 from actors.engines.emulated.presets import DraftSpec, TargetSpec
 from actors.settings import TreeSettings
-from cluster.planner import PlanInput, expected_row, expected_tokens
+from cluster.planning.planner import PlanInput, expected_row, expected_tokens
 
 SEQUENCES = 32
 ACCEPTANCE = 0.8

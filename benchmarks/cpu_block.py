@@ -68,7 +68,7 @@ def load(model: str | None) -> Any:
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     if model is not None:
-        from cluster.models import fetch
+        from cluster.models.references import fetch
 
         return AutoModelForCausalLM.from_pretrained(str(fetch(model)), dtype=torch.float32, local_files_only=True)
     torch.manual_seed(0)

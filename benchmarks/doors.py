@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks.batch import target_facts
-from cluster.config import DeploymentConfig, load_config
+from cluster.config.deployment import DeploymentConfig, load_config
 from deployments.client import Client, connect
 from deployments.local import application, free_port, ray_cluster
 

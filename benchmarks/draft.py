@@ -23,9 +23,6 @@ from typing import Any
 
 import torch
 
-from actors.distillation.appraisal import RULES
-from actors.distillation.evaluation import Acceptance, acceptance, agreement, is_better, measure
-from actors.distillation.prompts import Ids, read_prompts
 from actors.engines.lookup.prompt_lookup import PromptLookupDraft
 from actors.engines.transformers.causal_lm import CausalLM
 from actors.engines.transformers.slots import SlotRow
@@ -33,8 +30,11 @@ from actors.engines.transformers.target import TransformersTarget
 from actors.settings import DraftSettings, Rule, TargetSettings
 from actors.text.codec import TextCodec
 from benchmarks.cpu_block import provenance
-from cluster import models, weights
-from cluster.demo_draft.__main__ import HELD_PROMPTS
+from cluster.distillation.appraisal import RULES
+from cluster.distillation.evaluation import Acceptance, acceptance, agreement, is_better, measure
+from cluster.distillation.prompts import Ids, read_prompts
+from cluster.models import references, weights
+from cluster.models.demo_draft.__main__ import HELD_PROMPTS
 
 CONTEXT = 128
 """Tokens before a timed step."""
@@ -95,7 +95,7 @@ def compare(target: CausalLM, draft: CausalLM, early: CausalLM, prompts: Sequenc
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draft", default=models.DEMO_DRAFT, help="a draft for the demo target")
+    parser.add_argument("--draft", default=references.DEMO_DRAFT, help="a draft for the demo target")
     parser.add_argument("--prompts", type=int, default=64, help="held-out prompts for the agreement")
     parser.add_argument("--tokens", type=int, default=64, help="longest greedy answer, for the agreement")
     parser.add_argument("--sequences", type=int, default=16, help="held-out prompts for each acceptance")
@@ -106,11 +106,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--compare", action="store_true", help="with drafts that need no training, and nothing else")
     options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
-    print(provenance(f"{options.draft} for {models.DEMO_TARGET}"))
+    print(provenance(f"{options.draft} for {references.DEMO_TARGET}"))
 
-    tokenizer = models.load_tokenizer(models.DEMO_TARGET)
+    tokenizer = references.load_tokenizer(references.DEMO_TARGET)
     held = read_prompts(HELD_PROMPTS, TextCodec(tokenizer), 512, chat=True)[: options.prompts]
-    target, draft = weights.load_model(models.DEMO_TARGET), weights.load_model(options.draft)
+    target, draft = weights.load_model(references.DEMO_TARGET), weights.load_model(options.draft)
     agreed = agreement(target, draft, held, options.tokens)
     print(
         f"\ngreedy agreement {agreed.share:.4f} ± {agreed.error:.4f} "
@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
 
     chosen, common = held[: options.sequences], {"tokens": options.length, "lookahead": options.lookahead}
-    early = weights.load_model(models.DEMO_TARGET, layers=int(draft.module.config.num_hidden_layers))
+    early = weights.load_model(references.DEMO_TARGET, layers=int(draft.module.config.num_hidden_layers))
     print(
         f"{len(chosen)} held-out prompts, {options.length} tokens each, {options.lookahead} drafted per pass, in turn"
     )

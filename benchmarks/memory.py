@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from cluster.config import load_config
+from cluster.config.deployment import load_config
 from deployments.client import Client, connect
 from deployments.demo import CONFIG
 from deployments.local import application, free_port, ray_cluster

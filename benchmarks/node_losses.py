@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from actors.errors import IngressLostError, UnavailableError
 from actors.messages import Delta, GenerationRequest
 from benchmarks.nodes import Node, Nodes, Pool
-from cluster.config import DeploymentConfig
+from cluster.config.deployment import DeploymentConfig
 from deployments import trial
 from deployments.checked_load import CheckedLoad, Told, longest
 from deployments.fault_bench import Say, sizes

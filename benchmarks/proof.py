@@ -32,7 +32,7 @@ from actors.algorithms.gumbel_max import Race
 from actors.algorithms.noise import Stream, gumbel, row_key, words
 from actors.settings import Rule, SamplingSettings
 from benchmarks import proof_model
-from cluster.models import DEMO_TARGET
+from cluster.models.references import DEMO_TARGET
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "algorithms"))
 

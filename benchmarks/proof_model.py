@@ -26,10 +26,10 @@ from actors.algorithms.grammar import GrammarCompiler
 from actors.engines.transformers.target import TransformersTarget
 from actors.settings import TargetSettings
 from actors.text.answer_comparison import TOLERANCE
-from cluster import demo_draft
-from cluster.config import Dtype
-from cluster.models import DEMO_TARGET, load_tokenizer
-from cluster.weights import load_model
+from cluster.config.deployment import Dtype
+from cluster.models import demo_draft
+from cluster.models.references import DEMO_TARGET, load_tokenizer
+from cluster.models.weights import load_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "algorithms"))
 

@@ -25,10 +25,10 @@ from actors.settings import SamplingSettings
 from actors.text.emulated_codec import WordCodec
 from actors.transport.connection import PULSE_PERIOD_S
 from actors.transport.socket import Endpoint, WirePeer, WireServer
-from cluster.autoscaling import DraftGoals, DraftLoad, TargetGoals, TargetLoad, draft_replicas, target_replicas
-from cluster.config import Health
-from cluster.replay import replay, speed
-from cluster.traffic import PRESETS
+from cluster.config.deployment import Health
+from cluster.planning.replay import replay, speed
+from cluster.planning.traffic import PRESETS
+from cluster.scaling.policies import DraftGoals, DraftLoad, TargetGoals, TargetLoad, draft_replicas, target_replicas
 from deployments.local import ray_cluster
 
 BATCH = 8

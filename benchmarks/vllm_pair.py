@@ -35,8 +35,8 @@ from actors.telemetry import MemoryRecorder, Recorder
 from actors.transport.links import LocalPeer
 from benchmarks.cpu_block import provenance
 from benchmarks.scripted import Script, ScriptedDraft
-from cluster import factory, models, weights
-from cluster.config import DeploymentConfig, Resources, load_config
+from cluster.config.deployment import DeploymentConfig, Resources, load_config
+from cluster.models import factory, references, weights
 from deployments.bench_demo import CHAT
 
 SLOTS, CONTEXT = 16, 512
@@ -190,7 +190,7 @@ def save_draft(folder: Path) -> None:
     """The demo draft as a checkpoint that vLLM reads (with the target's whole head)."""
     import torch
 
-    module, _ = weights.load_draft(models.DEMO_DRAFT, torch.float32)
+    module, _ = weights.load_draft(references.DEMO_DRAFT, torch.float32)
     module.save_pretrained(folder / "draft")
 
 
@@ -221,9 +221,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--eager", action="store_true", help="without vLLM's compilation")
     chosen = parser.parse_args(argv)
     config, prompts = prepared(chosen.eager)
-    print(provenance(models.DEMO_TARGET))
+    print(provenance(references.DEMO_TARGET))
     os.sched_setaffinity(0, {CORES[-1]})  # of vLLM's ranks, vLLM binds the threads elsewhere
-    print(f"draft {models.DEMO_DRAFT}, greedy, {chosen.tokens} tokens, k = {chosen.lookahead}")
+    print(f"draft {references.DEMO_DRAFT}, greedy, {chosen.tokens} tokens, k = {chosen.lookahead}")
     print(f"{'':<36}{'tokens/s, one sequence':>22}{'':>9}{'t/pass':>7}{'16 at once':>10}", flush=True)
     results: dict[str, Measured] = {}
 

@@ -26,8 +26,8 @@ from actors.settings import LookaheadSettings, SamplingSettings
 from actors.telemetry import MemoryRecorder
 from benchmarks.cpu_block import provenance
 from benchmarks.vllm_pair import CORES, SLOTS, Way, prepared, running
-from cluster import factory, models
-from cluster.config import DeploymentConfig
+from cluster.config.deployment import DeploymentConfig
+from cluster.models import factory, references
 
 OFF = LookaheadSettings(mode="scheduled", maximum=4, schedule={1: 0}, wait="never")
 """The draft drafts, and the controller has none of it verified, at any load."""
@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", type=int, nargs="*", help="numbers of the ways to run, from 0")
     chosen = parser.parse_args(argv)
     config, prompts = prepared(chosen.eager)
-    print(provenance(models.DEMO_TARGET))
+    print(provenance(references.DEMO_TARGET))
     os.sched_setaffinity(0, {CORES[-1]})
     print(f"{SLOTS} at once, greedy, {chosen.tokens} tokens each; cores {CORES[0]} (worker) and {CORES[-1]} (the rest)")
     print(f"{'':<38}{'tokens/s':>7}{'':<15}" + "".join(f"{title:>11}" for title in COLUMNS))

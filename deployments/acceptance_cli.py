@@ -13,8 +13,8 @@ import typer
 from actors.errors import ConfigError
 
 if TYPE_CHECKING:
-    from actors.distillation.evaluation import Acceptance
-    from actors.distillation.pair import Overlap
+    from cluster.distillation.evaluation import Acceptance
+    from cluster.distillation.pair import Overlap
     from deployments.results import Result
 
 
@@ -60,13 +60,13 @@ def acceptance(
 def _of_pair(
     target: str, draft: str, prompts: Path, tokens: int, temperature: float, lookahead: int, layers: int | None
 ) -> tuple[Overlap, list[Acceptance]]:
-    from actors.distillation.evaluation import acceptance as measured
-    from actors.distillation.pair import overlap
-    from actors.distillation.prompts import read_prompts
     from actors.text.codec import TextCodec
-    from cluster.factory import check_vocabularies
-    from cluster.models import load_tokenizer
-    from cluster.weights import load_model
+    from cluster.distillation.evaluation import acceptance as measured
+    from cluster.distillation.pair import overlap
+    from cluster.distillation.prompts import read_prompts
+    from cluster.models.factory import check_vocabularies
+    from cluster.models.references import load_tokenizer
+    from cluster.models.weights import load_model
 
     if not prompts.is_file():
         raise ConfigError(f"there is no file of prompts at {prompts}")
@@ -88,7 +88,7 @@ def _of_pair(
 
 def table(overlap: Overlap, rules: Sequence[Acceptance]) -> list[str]:
     """Lines of text."""
-    from actors.distillation.pair import expected_length
+    from cluster.distillation.pair import expected_length
 
     guesses = ", ".join(f"{n}: {share:.1%}" for n, share in overlap.corrections.items())
     lookahead = rules[0].lookahead

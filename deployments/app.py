@@ -10,8 +10,8 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
-from cluster.config import Autoscaling, DeploymentConfig, DraftTier, TargetTier, load_config
-from cluster.placement import TierName, group_options
+from cluster.config.deployment import Autoscaling, DeploymentConfig, DraftTier, TargetTier, load_config
+from cluster.scaling.placement import TierName, group_options
 from deployments.front import IngressReplica
 from deployments.orchestration import OrchestratorReplica
 from deployments.tiers import TierReplica

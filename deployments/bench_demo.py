@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.settings import TargetSettings
-from cluster.config import DeploymentConfig, DraftTier, Resources, load_config
+from cluster.config.deployment import DeploymentConfig, DraftTier, Resources, load_config
 from deployments.bench_figures import Figures, summarise
 from deployments.bench_lab import Lab, Load, Measured
 from deployments.bench_modes import in_mode
@@ -43,7 +43,7 @@ EDITS = (
 
 async def demo(lab: Lab, *, tokens: int = 64) -> tuple[list[Section], Run]:
     """Goal 6: the demo pair against assisted generation and plain decoding, on chat and on editing prompts."""
-    from cluster.factory import prepare, text_facts
+    from cluster.models.factory import prepare, text_facts
 
     config = load_config(CONFIG)
     prepare(config)
@@ -125,9 +125,9 @@ class Assisted:
     def __init__(self, config: DeploymentConfig, cores: tuple[int, ...]) -> None:
         import torch
 
-        from cluster.factory import pin
-        from cluster.models import DEMO_DRAFT
-        from cluster.weights import load_draft, load_module
+        from cluster.models.factory import pin
+        from cluster.models.references import DEMO_DRAFT
+        from cluster.models.weights import load_draft, load_module
 
         pin(Resources(threads=len(cores), cores=cores))
         self._target = load_module(config.target.model, torch.float32).eval()

@@ -9,7 +9,7 @@ from actors.engines.emulated.language import expected_tokens
 from actors.engines.emulated.presets import target_spec
 from actors.messages import GenerationRequest, extend_key
 from actors.settings import SamplingSettings
-from cluster.config import DeploymentConfig
+from cluster.config.deployment import DeploymentConfig
 from deployments.bench_figures import Figures, figures
 from deployments.rig import Answer, Rig, RigPlan, Run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from actors.settings import LookaheadSettings, TreeSettings
-from cluster.config import DeploymentConfig, DraftTier
+from cluster.config.deployment import DeploymentConfig, DraftTier
 
 Mode = Literal["plain", "in turn", "chain", "tree"]
 MODES: tuple[Mode, ...] = ("plain", "in turn", "chain", "tree")

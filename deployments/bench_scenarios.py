@@ -12,8 +12,8 @@ from typing import Any
 
 from actors.engines.emulated.presets import draft_spec, target_spec
 from actors.settings import DraftSettings, LookaheadSettings, TargetSettings, TreeSettings
-from cluster.config import DeploymentConfig, DraftTier, TargetTier
-from cluster.planner import PlanInput, expected_row
+from cluster.config.deployment import DeploymentConfig, DraftTier, TargetTier
+from cluster.planning.planner import PlanInput, expected_row
 from deployments.bench_figures import Limits, against_bound, best_in_turn_k, in_turn_speedup, summarise
 from deployments.bench_lab import Lab, Load, Measured
 from deployments.bench_modes import MODES, Mode, in_mode

@@ -142,7 +142,7 @@ def fetch(
     reference: Annotated[str, typer.Argument(help="Local path, hub id, demo:smollm2-135m or demo:draft.")],
 ) -> None:
     """Bring a model to this machine, and print where it is."""
-    from cluster.models import fetch, progress_bar
+    from cluster.models.references import fetch, progress_bar
 
     with progress_bar() as progress:
         folder = fetch(reference, progress)
@@ -208,14 +208,14 @@ def _add_groups() -> None:
 
 
 def _load(path: Path) -> Any:
-    from cluster.config import load_config
+    from cluster.config.deployment import load_config
 
     return load_config(Path(__file__).with_name("demo.yaml") if str(path) == "demo" else path)
 
 
 def _prepare(config: Any) -> None:
-    from cluster.factory import prepare
-    from cluster.models import progress_bar
+    from cluster.models.factory import prepare
+    from cluster.models.references import progress_bar
 
     if config.ingress.keys_file is not None:
         from deployments.keys import read_keys

@@ -13,7 +13,7 @@ from rich.table import Table
 from actors.errors import ConfigError
 from actors.messages import Delta
 from actors.text.answer_comparison import Comparison
-from cluster.config import DeploymentConfig, load_config
+from cluster.config.deployment import DeploymentConfig, load_config
 from deployments.client import Client, connect
 from deployments.comparison import Summary, Timing, compare, measure
 from deployments.explain import Explainer
@@ -32,8 +32,8 @@ SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 1}
 
 def run(once: bool = False, port: int | None = None) -> int:
     """Run the demo. Returns 0, or 1 when speculation changed a token outside a near-tie. Raises ConfigError."""
-    from cluster.factory import prepare
-    from cluster.models import progress_bar
+    from cluster.models.factory import prepare
+    from cluster.models.references import progress_bar
 
     console = Console()
     config = _config(port)

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import torch
 
-from actors.distillation.store import NEVER, Sample, padded
 from actors.errors import ConfigError, EngineError, OverloadedError, UnavailableError
+from cluster.distillation.store import NEVER, Sample, padded
 from deployments.remote import error_from
 
 if TYPE_CHECKING:
-    from actors.distillation.job import Target
-    from actors.distillation.prompts import Ids
+    from cluster.distillation.job import Target
+    from cluster.distillation.prompts import Ids
 
 MOST_LOGPROBS = 20
 """What both servers give at most, unless a vLLM server was started with a higher `max_logprobs`."""

@@ -144,11 +144,11 @@ class _Asked:
 
 
 def _run(asked: _Asked, options: dict[str, Any]) -> dict[str, Any] | None:
-    from actors.distillation.parallel import launched
-    from actors.distillation.run import assist
-    from actors.distillation.run import distill as run
-    from actors.distillation.settings import DistillSettings
-    from cluster.models import vocabulary_fingerprint
+    from cluster.distillation.parallel import launched
+    from cluster.distillation.run import assist
+    from cluster.distillation.run import distill as run
+    from cluster.distillation.settings import DistillSettings
+    from cluster.models.references import vocabulary_fingerprint
 
     if asked.prompts is None and asked.traffic is None:
         raise ConfigError("give --prompts, --traffic or both")

@@ -14,19 +14,19 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from actors.distillation.job import Target
-    from actors.distillation.prompts import Ids
-    from actors.distillation.sampler import Source
-    from actors.distillation.settings import DistillSettings
-    from actors.distillation.start import Start
-    from actors.distillation.store import Sample
+    from cluster.distillation.job import Target
+    from cluster.distillation.prompts import Ids
+    from cluster.distillation.sampler import Source
+    from cluster.distillation.settings import DistillSettings
+    from cluster.distillation.start import Start
+    from cluster.distillation.store import Sample
 
 
 def load_tokenizer(reference: str) -> PreTrainedTokenizerBase:
     """The target's. Raises ConfigError if it is a slow one."""
-    from cluster import models
+    from cluster.models import references
 
-    tokenizer = models.load_tokenizer(reference)
+    tokenizer = references.load_tokenizer(reference)
     if not tokenizer.is_fast:
         raise ConfigError(
             f"{reference} has a slow tokenizer (no tokenizer.json), which the served draft could not share: "
@@ -37,8 +37,8 @@ def load_tokenizer(reference: str) -> PreTrainedTokenizerBase:
 
 def load_prompts(file: Path, tokenizer: PreTrainedTokenizerBase, limit: int, *, chat: bool) -> list[Ids]:
     """As ids, at most `limit` of them each. Raises ConfigError or PromptError."""
-    from actors.distillation.prompts import read_prompts
     from actors.text.codec import TextCodec
+    from cluster.distillation.prompts import read_prompts
 
     if not file.is_file():
         raise ConfigError(f"there is no file of prompts at {file}")
@@ -50,11 +50,11 @@ def load_target(reference: str, tokenizer: PreTrainedTokenizerBase, device: str 
     """The target on its device."""
     import torch
 
-    from actors.distillation.job import Target
-    from cluster import models, weights
+    from cluster.distillation.job import Target
+    from cluster.models import references, weights
 
     module = weights.load_module(reference, torch.float32).to(device or weights.default_device())
-    fingerprint = models.vocabulary_fingerprint(tokenizer)
+    fingerprint = references.vocabulary_fingerprint(tokenizer)
     return Target(module, reference, weights.end_ids(module), tokenizer.save_pretrained, fingerprint)
 
 
@@ -62,10 +62,10 @@ def load_start(reference: str, fingerprint: str) -> Start:
     """A draft to begin from. Raises ConfigError if its vocabulary is not the target's, told by `fingerprint`."""
     import torch
 
-    from actors.distillation.start import Start
-    from cluster import models, weights
+    from cluster.distillation.start import Start
+    from cluster.models import references, weights
 
-    if models.vocabulary_fingerprint(models.load_tokenizer(reference)) != fingerprint:
+    if references.vocabulary_fingerprint(references.load_tokenizer(reference)) != fingerprint:
         raise ConfigError(f"{reference} is no draft for this target: it has another vocabulary", "start")
     module, vocabulary = weights.load_draft(reference, torch.float32)
     return Start(module, reference, vocabulary)
@@ -124,7 +124,7 @@ class Recorded:
     """
 
     def __init__(self, path: Path, fingerprint: str) -> None:
-        from actors.distillation.recorder import recorded_fingerprint
+        from cluster.distillation.recorder import recorded_fingerprint
 
         names = ("*.db", "[0-9]*.safetensors")
         self._files = [path] if path.is_file() else [file for name in names for file in sorted(path.glob(name))]
@@ -136,8 +136,8 @@ class Recorded:
 
     def __iter__(self) -> Iterator[Sample]:
         """All of them, a part of a file in memory at a time."""
-        from actors.distillation.recorder import recorded_samples
-        from actors.distillation.store import read_shard
+        from cluster.distillation.recorder import recorded_samples
+        from cluster.distillation.store import read_shard
 
         for file in self._files:
             yield from read_shard(file) if file.suffix == ".safetensors" else recorded_samples(file)

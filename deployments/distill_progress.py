@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from actors.distillation.job import Progress, Report
+    from cluster.distillation.job import Progress, Report
 
 PLAIN_PERIOD_S = 10.0
 """Between two lines of progress, where there is no terminal to draw on."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.messages import GenerationRequest
-from cluster.config import DeploymentConfig
+from cluster.config.deployment import DeploymentConfig
 from deployments import trial
 from deployments.checked_load import CheckedLoad, Told
 from deployments.faults import Fault, strike

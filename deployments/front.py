@@ -12,10 +12,10 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 
-from cluster import factory
-from cluster.config import DeploymentConfig, Ingress
-from cluster.recorder import RayRecorder
-from cluster.traces import tracer_for
+from cluster.config.deployment import DeploymentConfig, Ingress
+from cluster.models import factory
+from cluster.observability.otel_tracer import tracer_for
+from cluster.observability.ray_recorder import RayRecorder
 from deployments.batch_door import BatchLimits
 from deployments.door import HttpLimits
 from deployments.edge import access_log

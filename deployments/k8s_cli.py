@@ -54,8 +54,8 @@ def render(
     Without --overlay the whole RayService goes to standard output; with it, `kubectl apply -k OVERLAY` installs
     everything.
     """
-    from cluster import manifests
-    from cluster.config import load_config
+    from cluster.config.deployment import load_config
+    from cluster.kubernetes import manifests
 
     try:
         template = manifests.load_template(base / "rayservice.yaml")
@@ -83,7 +83,7 @@ def build(
     output: Annotated[Path, typer.Option(help="The monitoring component.")] = Path("k8s/components/monitoring"),
 ) -> None:
     """Write dashboards (JSON) and alert rules (PrometheusRule) for Kubernetes."""
-    from cluster.grafana.artefacts import artefacts
+    from cluster.observability.grafana.artefacts import artefacts
 
     for name, text in artefacts().items():
         path = output / name
@@ -107,8 +107,8 @@ def push(
     insecure: Annotated[bool, typer.Option("--insecure", help="Do not check Grafana's certificate.")] = False,
 ) -> None:
     """Put the dashboards into Grafana: a folder, the data source, and what differs. Safe to repeat."""
-    from cluster.grafana import client
-    from cluster.grafana.dashboards import all_dashboards
+    from cluster.observability.grafana import client
+    from cluster.observability.grafana.dashboards import all_dashboards
 
     try:
         send = client.connect(url, token, verify=not insecure)
@@ -137,8 +137,8 @@ def observe(
     """Run Prometheus beside a local application, with the alert rules, and print where to look. Ctrl-C ends it."""
     import tempfile
 
-    from cluster import observe as watching
-    from cluster.grafana.dashboards import all_dashboards
+    from cluster.observability import local_prometheus as watching
+    from cluster.observability.grafana.dashboards import all_dashboards
     from deployments.local import check_port, ray_cluster
 
     try:
@@ -163,7 +163,7 @@ def _follow_nodes(folder: Path, period_s: float = 10.0) -> None:
     """Keep the list of nodes up to date until Ctrl-C or the cluster's end."""
     import ray
 
-    from cluster import observe as watching
+    from cluster.observability import local_prometheus as watching
 
     with contextlib.suppress(KeyboardInterrupt):
         while True:

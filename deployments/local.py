@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from actors.errors import ConfigError
-from cluster.config import DeploymentConfig, Proxy
+from cluster.config.deployment import DeploymentConfig, Proxy
 from deployments import haproxy, serve_environment
 from deployments.remote import check_ray_address
 

@@ -15,11 +15,11 @@ from actors.errors import EngineError, OutriderError, UnavailableError
 from actors.messages import Delta, GenerationRequest
 from actors.orchestrator.admission import Admission
 from actors.orchestrator.orchestrator import Orchestrator
-from cluster import factory
-from cluster.config import DeploymentConfig
-from cluster.factory import TextFacts
-from cluster.recorder import RayRecorder
-from cluster.traces import tracer_for
+from cluster.config.deployment import DeploymentConfig
+from cluster.models import factory
+from cluster.models.factory import TextFacts
+from cluster.observability.otel_tracer import tracer_for
+from cluster.observability.ray_recorder import RayRecorder
 from deployments.beats import SILENCE_S, SilenceError, beating, listening
 from deployments.bundles import Bundler, Outcome, answered
 from deployments.carriage import Call, LostError, over_grpc

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from cluster.config import DeploymentConfig
-from cluster.placement import Node, TierName, bundles, obstacle
+from cluster.config.deployment import DeploymentConfig
+from cluster.scaling.placement import Node, TierName, bundles, obstacle
 
 DEPLOYMENTS: dict[TierName, str] = {"target": "TargetTier", "draft": "DraftTier"}
 

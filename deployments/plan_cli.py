@@ -15,7 +15,8 @@ from deployments.client_options import AsJson
 
 def plan(
     file: Annotated[
-        Path | None, typer.Argument(help="YAML with any field of cluster.planner.PlanInput.", show_default=False)
+        Path | None,
+        typer.Argument(help="YAML with any field of cluster.planning.planner.PlanInput.", show_default=False),
     ] = None,
     target: Annotated[
         str | None, typer.Option(help="Hardware and model of the target, for example emulated:h100-70b.")
@@ -33,13 +34,13 @@ def plan(
         str | None,
         typer.Option(
             help="Instead: a day of traffic through the autoscaling policies. constant, day, burst, spot or internet; "
-            "FILE then has fields of cluster.traffic.TrafficInput.",
+            "FILE then has fields of cluster.planning.traffic.TrafficInput.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Work out whether speculation pays, with how much lookahead, and how many drafts a target wants."""
-    from cluster.planner import plan as work_out
+    from cluster.planning.planner import plan as work_out
 
     given = _given(file)
     if traffic is not None:
@@ -103,7 +104,7 @@ def _validated(given: dict[str, Any]) -> Any:
     from pydantic import ValidationError
 
     from actors.settings import problems
-    from cluster.planner import PlanInput
+    from cluster.planning.planner import PlanInput
 
     try:
         return PlanInput.model_validate(given)

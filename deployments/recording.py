@@ -12,11 +12,11 @@ from filelock import FileLock, Timeout
 
 from actors.errors import ConfigError
 from actors.orchestrator.session import Session
-from cluster import factory
-from cluster.config import DeploymentConfig
+from cluster.config.deployment import DeploymentConfig
+from cluster.models import factory
 
 if TYPE_CHECKING:
-    from actors.distillation.recorder import TrafficRecorder
+    from cluster.distillation.recorder import TrafficRecorder
 
 logger = logging.getLogger("ray.serve")
 
@@ -34,7 +34,7 @@ class AnswerRecorder:
 
     def keep(self, session: Session) -> None:
         """An answer has ended as it should. Never waits, never fails; what does not fit is left out and counted."""
-        from actors.distillation.recorder import Served
+        from cluster.distillation.recorder import Served
 
         start, resumed = session.prompt_tokens, len(session.request.committed)
         committed = tuple(session.tokens[start : start + resumed + session.delivered])
@@ -72,7 +72,7 @@ def answer_recorder(config: DeploymentConfig) -> AnswerRecorder | None:
     recording = config.recording
     if recording is None:
         return None
-    from actors.distillation.recorder import TrafficRecorder
+    from cluster.distillation.recorder import TrafficRecorder
 
     try:
         secret = Path(recording.secret_file).read_bytes().strip()

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from actors.distillation.evaluation import is_better
 from actors.errors import ConfigError, UnavailableError
-from cluster.config import DraftChoice
+from cluster.config.deployment import DraftChoice
+from cluster.distillation.evaluation import is_better
 from deployments.results import Result
 
 POLL_S = 0.5

@@ -108,7 +108,7 @@ def _measured(
 
 def _check(served: Any, choice: Any) -> None:
     """Whether the draft can be had, and fits, before anything is touched. Raises ConfigError and its like."""
-    from cluster.factory import prepare
+    from cluster.models.factory import prepare
 
     prepare(served.config.with_draft(choice))
 

@@ -1,16 +1,16 @@
-"""Carries the tiers' loads from replicas to the policies of cluster.autoscaling, inside Ray Serve's controller.
+"""Carries the tiers' loads from replicas to the policies of cluster.scaling.policies, inside Ray Serve's controller.
 
 Serve calls a policy ten times a second in the controller, and an exception there would stop the scaling of every
 application: so nothing here blocks or raises. Serve pickles *this* module by value; what the two policies must share
-(drafts scale by what targets miss) lives in cluster.scaling_board, which the controller imports like any module.
+(drafts scale by what targets miss) lives in cluster.scaling.controller_state, which the controller imports like any module.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from cluster import scaling_board
-from cluster.autoscaling import (
+from cluster.scaling import controller_state
+from cluster.scaling.policies import (
     Decision,
     DraftGoals,
     DraftLoad,
@@ -33,7 +33,7 @@ class TargetPolicy:
     def __call__(self, ctx: Any) -> tuple[int, dict[str, Any]]:
         def decide() -> Decision:
             loads = [TargetLoad(**load) for load in _loads(ctx, TargetLoad)]
-            scaling_board.post(ctx.app_name, loads)
+            controller_state.post(ctx.app_name, loads)
             current, starting = _replicas(ctx)
             decision = target_replicas(
                 loads, current, starting, 0.0, self._goals, self._memory, ctx.current_time, self._look_back_s
@@ -56,7 +56,7 @@ class DraftPolicy:
         def decide() -> Decision:
             loads = [DraftLoad(**load) for load in _loads(ctx, DraftLoad)]
             current, starting = _replicas(ctx)
-            targets = scaling_board.read(ctx.app_name)
+            targets = controller_state.read(ctx.app_name)
             decision = draft_replicas(
                 loads, targets, current, starting, self._goals, self._memory, ctx.current_time, self._look_back_s
             )
@@ -70,11 +70,13 @@ def _answer(ctx: Any, decide: Any) -> tuple[int, dict[str, Any]]:
     try:
         decision = decide()
     except Exception as error:  # never raise into the controller
-        scaling_board.explain(ctx.app_name, ctx.deployment_name, ctx.target_num_replicas, f"policy failed: {error!r}")
+        controller_state.explain(
+            ctx.app_name, ctx.deployment_name, ctx.target_num_replicas, f"policy failed: {error!r}"
+        )
         return ctx.target_num_replicas, {}
     # What Serve will make of it: a tier at its maximum is saturated, not short of replicas that were asked for.
     allowed = max(ctx.capacity_adjusted_min_replicas, min(ctx.capacity_adjusted_max_replicas, decision.replicas))
-    scaling_board.explain(ctx.app_name, ctx.deployment_name, allowed, decision.reason)
+    controller_state.explain(ctx.app_name, ctx.deployment_name, allowed, decision.reason)
     return decision.replicas, {"reason": decision.reason}
 
 

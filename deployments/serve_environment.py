@@ -20,7 +20,7 @@ whose node died, or that is stopped, would hold up replicas on other nodes until
 
 REPORTS = "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S"
 """Replicas tell what the autoscaling policies go by this often, in seconds, and look at it five times as often. Serve's
-10 s are long beside the look-back of a tier (cluster.config.Autoscaling)."""
+10 s are long beside the look-back of a tier (cluster.config.deployment.Autoscaling)."""
 REPORT_S = 5
 
 

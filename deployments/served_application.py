@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from actors.errors import ConfigError, UnavailableError
-from cluster.config import DeploymentConfig, DraftChoice
+from cluster.config.deployment import DeploymentConfig, DraftChoice
 
 DRAFT_TIER = "DraftTier"
 

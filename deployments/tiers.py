@@ -21,12 +21,12 @@ from actors.replica.rank import RankActor
 from actors.settings import DraftSettings, TargetSettings
 from actors.target.actor import TargetActor
 from actors.transport.socket import node_address
-from cluster import factory
-from cluster.config import DeploymentConfig, DraftChoice
-from cluster.placement import TierName, actor_gpus, bundles
-from cluster.recorder import RayRecorder
-from cluster.supervision import Construction, Supervision, built
-from cluster.traces import tracer_for
+from cluster.config.deployment import DeploymentConfig, DraftChoice
+from cluster.models import factory
+from cluster.observability.otel_tracer import tracer_for
+from cluster.observability.ray_recorder import RayRecorder
+from cluster.scaling.placement import TierName, actor_gpus, bundles
+from cluster.scaling.supervision import Construction, Supervision, built
 from deployments.directory import NAMESPACE, actor_prefix
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Any
 import typer
 
 from actors.errors import ConfigError
-from cluster.replay import TrafficResult, replay
-from cluster.traffic import PRESETS, TrafficInput
+from cluster.planning.replay import TrafficResult, replay
+from cluster.planning.traffic import PRESETS, TrafficInput
 
 LINES = 12
 

@@ -16,7 +16,7 @@ from actors.engines.emulated.presets import TargetSpec
 from actors.errors import UnavailableError
 from actors.messages import GenerationRequest
 from actors.settings import SamplingSettings
-from cluster.config import DeploymentConfig, load_config
+from cluster.config.deployment import DeploymentConfig, load_config
 from deployments.bench_lab import made_up_prompt
 from deployments.service import Service
 

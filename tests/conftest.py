@@ -53,7 +53,7 @@ def demo_url(ray_port: int) -> Iterator[str]:
     from pathlib import Path
 
     import deployments
-    from cluster.config import load_config
+    from cluster.config.deployment import load_config
 
     config = load_config(Path(deployments.__file__).with_name("demo.yaml"))
     raw = config.model_dump() | {
@@ -64,7 +64,7 @@ def demo_url(ray_port: int) -> Iterator[str]:
 
 
 def _application(raw: dict[str, Any]) -> Iterator[str]:
-    from cluster.config import load_config
+    from cluster.config.deployment import load_config
     from deployments.local import application
 
     with warnings.catch_warnings():

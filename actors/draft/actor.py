@@ -152,7 +152,7 @@ class DraftActor(Replica[DraftMessage, OfferBatch]):
         }
 
     async def load(self) -> dict[str, float]:
-        """What the autoscaling policy of this tier goes by (cluster.autoscaling.DraftLoad); empty until the model is
+        """What the autoscaling policy of this tier goes by (cluster.scaling.policies.DraftLoad); empty until the model is
         built."""
         return self._load() if self._card is not None else {}
 

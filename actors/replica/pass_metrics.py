@@ -73,7 +73,7 @@ class PassAccounts:
         self._recorder.set(telemetry.KV_USED, scheduler.cached_positions)
 
     def load(self, scheduler: Occupancy) -> dict[str, float]:
-        """What the autoscaling policy of this tier goes by (cluster.autoscaling.TargetLoad)."""
+        """What the autoscaling policy of this tier goes by (cluster.scaling.policies.TargetLoad)."""
         slots = self._settings.slots
         return {
             "running": float(scheduler.active),

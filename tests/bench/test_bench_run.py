@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from actors.settings import TreeSettings
-from cluster.config import DeploymentConfig
+from cluster.config.deployment import DeploymentConfig
 from deployments.bench import run
 from deployments.bench_lab import Lab, Load, Measured
 from deployments.bench_modes import MODES, Mode, in_mode

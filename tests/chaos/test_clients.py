@@ -15,7 +15,7 @@ from psutil import STATUS_ZOMBIE, NoSuchProcess, Process
 from actors.errors import ConfigError
 from actors.messages import Delta, GenerationRequest
 from actors.settings import SamplingSettings
-from cluster.config import load_config
+from cluster.config.deployment import load_config
 from deployments import trial
 from deployments.remote import HttpService
 from deployments.victims import find

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from actors.errors import EngineError
-from cluster.config import load_config
+from cluster.config.deployment import load_config
 from deployments import fault_bench, trial
 from deployments.checked_load import CheckedLoad, Told
 from deployments.remote import HttpService

@@ -16,7 +16,7 @@ import pytest
 
 from actors.messages import GenerationRequest
 from actors.settings import SamplingSettings
-from cluster.config import DeploymentConfig
+from cluster.config.deployment import DeploymentConfig
 from deployments import faults, trial
 from deployments.checked_load import CheckedLoad, Told, Truth
 from deployments.remote import HttpService
@@ -85,7 +85,7 @@ def test_two_hundred_streams(chaos: tuple[str, DeploymentConfig]) -> None:
 def test_sixteen_streams_on_the_demo_model(ray_port: int) -> None:
     """The demo pair, two replicas of each; what must be said is what plain decoding said before."""
     import deployments
-    from cluster.config import load_config
+    from cluster.config.deployment import load_config
     from deployments.local import application
 
     raw = load_config(Path(deployments.__file__).with_name("demo.yaml")).model_dump(mode="json")

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from actors.distillation.job import Target
-from actors.distillation.prompts import Ids
-from actors.distillation.settings import DistillSettings
+from cluster.distillation.job import Target
+from cluster.distillation.prompts import Ids
+from cluster.distillation.settings import DistillSettings
 
 VOCABULARY = 61
 EOS = 2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from cluster.demo_draft.__main__ import HELD_PROMPTS
-from cluster.demo_draft.prompts import KINDS, SUBJECTS, prompts
+from cluster.models.demo_draft.__main__ import HELD_PROMPTS
+from cluster.models.demo_draft.prompts import KINDS, SUBJECTS, prompts
 
 
 def subject(prompt: str) -> str:

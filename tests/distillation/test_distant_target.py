@@ -12,8 +12,8 @@ from fake_vllm import RECORDED, FakeVllm
 from small_targets import EOS, checkpoint, llama, prompts, target
 from typer.testing import CliRunner
 
-from actors.distillation.store import NEVER
 from actors.errors import ConfigError, RequestError, UnavailableError
+from cluster.distillation.store import NEVER
 from deployments.distant_target import DistantTarget
 
 
@@ -118,7 +118,7 @@ def test_a_server_that_tells_no_ids_is_refused() -> None:
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore")
 def test_a_draft_is_distilled_through_a_running_outrider(ray_port: int, tmp_path: Path) -> None:
-    from cluster.config import load_config
+    from cluster.config.deployment import load_config
     from deployments.distill_cli import app
     from deployments.local import application
 

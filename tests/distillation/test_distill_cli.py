@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from small_targets import checkpoint
 from typer.testing import CliRunner
 
-from actors.distillation import training
-from actors.distillation.recorder import Served, TrafficRecorder
-from cluster import models, weights
+from cluster.distillation import training
+from cluster.distillation.recorder import Served, TrafficRecorder
+from cluster.models import references, weights
 from deployments.distill_cli import app
 
 runner = CliRunner()
@@ -86,7 +86,7 @@ def test_a_start_with_another_vocabulary_is_refused(place: Path) -> None:
 
 def test_recorded_traffic_is_enough(place: Path) -> None:
     """No prompts but those that were served: some are kept from training, the answers to the others are learned."""
-    fingerprint = models.vocabulary_fingerprint(models.load_tokenizer(str(place / "target")))
+    fingerprint = references.vocabulary_fingerprint(references.load_tokenizer(str(place / "target")))
     recorder = TrafficRecorder(place / "traffic" / "one.db", secret=b"0123456789abcdef", fingerprint=fingerprint)
     for n in range(10):
         recorder.offer(Served("me", (1, 3 + n, 4), (5, 6, 7)))
@@ -142,7 +142,7 @@ def test_a_slow_tokenizer_is_refused(place: Path, monkeypatch: pytest.MonkeyPatc
     class Slow:
         is_fast = False
 
-    monkeypatch.setattr("cluster.models.load_tokenizer", lambda reference: Slow())
+    monkeypatch.setattr("cluster.models.references.load_tokenizer", lambda reference: Slow())
     result = runner.invoke(app, command(place, "none"))
     assert result.exit_code == 2
     assert "slow tokenizer" in result.output

@@ -8,9 +8,9 @@ import pytest
 import torch
 from small_targets import EOS, VOCABULARY, llama, prompts
 
-from actors.distillation.evaluation import Acceptance, acceptance, agreement, is_better
 from actors.engines.transformers.causal_lm import CausalLM
 from actors.settings import Rule
+from cluster.distillation.evaluation import Acceptance, acceptance, agreement, is_better
 
 
 def model(vocabulary: torch.Tensor | None = None, seed: int = 0) -> CausalLM:

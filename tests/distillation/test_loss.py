@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from actors.distillation.loss import Goal, Measures, distillation_loss
+from cluster.distillation.loss import Goal, Measures, distillation_loss
 
 V, COLUMNS, WIDTH = 12, 9, 5
 

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 from small_targets import llama
 
-from actors.distillation.student import vocabulary_bytes, vocabulary_file
 from actors.errors import ConfigError
-from cluster.demo_draft import pack, quantised
+from cluster.distillation.student import vocabulary_bytes, vocabulary_file
+from cluster.models.demo_draft import pack, quantised
 
 FACTS = {
     "layers_from": None,

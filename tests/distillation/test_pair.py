@@ -10,8 +10,8 @@ import torch
 from small_targets import EOS, VOCABULARY, checkpoint, llama, prompts
 
 from actors.algorithms.noise import gumbel
-from actors.distillation.pair import expected_length, overlap, plain_answers
 from actors.engines.transformers.causal_lm import CausalLM
+from cluster.distillation.pair import expected_length, overlap, plain_answers
 from deployments import cli
 
 

@@ -11,9 +11,9 @@ import torch
 from small_targets import prompts, settings, target
 from transformers import AutoModelForCausalLM
 
-from actors.distillation.loss import Measures
-from actors.distillation.parallel import Alone, launched
-from actors.distillation.run import assist, distill
+from cluster.distillation.loss import Measures
+from cluster.distillation.parallel import Alone, launched
+from cluster.distillation.run import assist, distill
 from deployments.local import free_port
 
 SETTINGS = settings(batch=7, max_steps=12, vocabulary=40)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from small_targets import prompts, settings, target
 
-from actors.distillation.job import Progress
-from actors.distillation.run import distill
-from actors.distillation.store import SampleStore
+from cluster.distillation.job import Progress
+from cluster.distillation.run import distill
+from cluster.distillation.store import SampleStore
 from deployments.distill_progress import Lines, figures
 
 

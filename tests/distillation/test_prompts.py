@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.distillation.prompts import Ids, read_prompts, split
 from actors.errors import ConfigError, PromptError
+from cluster.distillation.prompts import Ids, read_prompts, split
 
 
 class Letters:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from small_targets import llama, prompts, settings, target
 
-from actors.distillation.recorder import Served, TrafficRecorder, recorded_fingerprint, recorded_samples
-from actors.distillation.run import distill
 from actors.errors import ConfigError
 from actors.messages import Alternatives
+from cluster.distillation.recorder import Served, TrafficRecorder, recorded_fingerprint, recorded_samples
+from cluster.distillation.run import distill
 
 SECRET = b"0123456789abcdef"
 

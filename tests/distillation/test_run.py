@@ -12,12 +12,12 @@ import torch
 from small_targets import EOS, VOCABULARY, llama, prompts, settings, target
 from transformers import AutoModelForCausalLM
 
-from actors.distillation import files
-from actors.distillation.appraisal import RULES
-from actors.distillation.job import Progress
-from actors.distillation.run import distill
-from actors.distillation.student import build_student
 from actors.errors import ConfigError, PromptError
+from cluster.distillation import files
+from cluster.distillation.appraisal import RULES
+from cluster.distillation.job import Progress
+from cluster.distillation.run import distill
+from cluster.distillation.student import build_student
 
 
 class Interrupted(Exception):
@@ -143,7 +143,7 @@ def test_a_full_disk_is_said_and_costs_nothing(tmp_path: Path, name: str, monkey
 
     with monkeypatch.context() as patch:
         for module in ("job", "training", "store", "export"):
-            patch.setattr(f"actors.distillation.{module}.write_whole", Full())
+            patch.setattr(f"cluster.distillation.{module}.write_whole", Full())
         with pytest.raises(ConfigError, match=r"no space is left .* give the same command again"):
             distill(target(), prompts(), tmp_path / "draft", settings())
     assert not (tmp_path / "draft").exists()

@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from small_targets import EOS, VOCABULARY, llama, prompts, settings
 
-from actors.distillation.sampler import Sampler
-from actors.distillation.store import Sample, SampleStore
-from actors.distillation.student import build_student, choose_vocabulary
-from actors.distillation.trainer import Trainer, lay_out
 from actors.engines.transformers.causal_lm import CausalLM
+from cluster.distillation.sampler import Sampler
+from cluster.distillation.store import Sample, SampleStore
+from cluster.distillation.student import build_student, choose_vocabulary
+from cluster.distillation.trainer import Trainer, lay_out
 
 
 def sampler(slots: int, **options: int) -> Sampler:

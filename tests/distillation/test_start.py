@@ -10,12 +10,12 @@ import torch
 from small_targets import VOCABULARY, llama, prompts, settings, target
 from transformers import AutoModelForCausalLM
 
-from actors.distillation.job import Progress
-from actors.distillation.run import distill
-from actors.distillation.settings import DistillSettings
-from actors.distillation.start import Start, continue_student
-from actors.distillation.store import Sample, SampleStore
 from actors.errors import ConfigError, PromptError
+from cluster.distillation.job import Progress
+from cluster.distillation.run import distill
+from cluster.distillation.settings import DistillSettings
+from cluster.distillation.start import Start, continue_student
+from cluster.distillation.store import Sample, SampleStore
 
 LAYERS = 3
 

@@ -14,7 +14,7 @@ import pytest
 from small_model import CODEC, target
 from stack import Stack, stack
 
-from cluster.config import load_config
+from cluster.config.deployment import load_config
 
 GOOD = {"prompt": "abc", "max_tokens": 6, "temperature": 0}
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from actors.messages import Usage
-from cluster.config import load_config
+from cluster.config.deployment import load_config
 from deployments import cli
 from deployments.acceptance_cli import achieved
 from deployments.comparison import Summary, Timing, compare, quantile

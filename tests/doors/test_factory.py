@@ -14,8 +14,8 @@ from actors.engines.protocol import ModelCard
 from actors.errors import ConfigError, ModelMismatchError
 from actors.orchestrator.routing import mismatch
 from actors.text.emulated_codec import WordCodec
-from cluster.config import DeploymentConfig, load_config
-from cluster.factory import draft_model, pin, prepare, text_facts
+from cluster.config.deployment import DeploymentConfig, load_config
+from cluster.models.factory import draft_model, pin, prepare, text_facts
 from deployments import cli
 from deployments.local import free_port
 
@@ -126,7 +126,7 @@ def test_pinning_keeps_to_what_there_is(caplog: pytest.LogCaptureFixture) -> Non
     import os
     import threading
 
-    from cluster.config import Resources
+    from cluster.config.deployment import Resources
 
     seen: list[set[int]] = []
 
@@ -149,7 +149,7 @@ def test_a_thread_may_step_back_for_others() -> None:
     import os
     import threading
 
-    from cluster.config import Resources
+    from cluster.config.deployment import Resources
 
     seen: list[int] = []
 

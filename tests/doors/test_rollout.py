@@ -16,7 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from actors.errors import ConfigError, UnavailableError
-from cluster.config import DraftChoice, load_config
+from cluster.config.deployment import DraftChoice, load_config
 from deployments.client import connect
 from deployments.results import Result
 from deployments.rollout import Lengths, live, of_results, roll_out, since

@@ -256,7 +256,7 @@ def test_streams_go_on_while_a_new_version_is_rolled_out(ray_port: int) -> None:
     """Every deployment is replaced under eight streams; each ends with the tokens it would have had."""
     from ray import serve
 
-    from cluster.config import load_config
+    from cluster.config.deployment import load_config
     from deployments.app import application as build
     from deployments.local import application
 

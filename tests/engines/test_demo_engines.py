@@ -14,7 +14,7 @@ from actors.engines.transformers.draft import TransformersDraft
 from actors.engines.transformers.slots import SlotRow
 from actors.engines.transformers.target import TransformersTarget
 from actors.settings import DraftSettings, TargetSettings
-from cluster import models, weights
+from cluster.models import references, weights
 
 pytestmark = pytest.mark.demo
 
@@ -35,7 +35,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def prompts() -> list[tuple[int, ...]]:
-    tokenizer = models.load_tokenizer(models.DEMO_TARGET)
+    tokenizer = references.load_tokenizer(references.DEMO_TARGET)
     texts = [
         tokenizer.apply_chat_template([{"role": "user", "content": q}], tokenize=False, add_generation_prompt=True)
         for q in QUESTIONS
@@ -45,7 +45,7 @@ def prompts() -> list[tuple[int, ...]]:
 
 @pytest.fixture(scope="module")
 def model() -> CausalLM:
-    return weights.load_model(models.DEMO_TARGET, device="cpu")
+    return weights.load_model(references.DEMO_TARGET, device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def reference(prompts: list[tuple[int, ...]]) -> list[tuple[list[int], torch.Ten
     """transformers' generate: the greedy answers, and the logits at each of their tokens."""
     from transformers import AutoModelForCausalLM
 
-    hub = AutoModelForCausalLM.from_pretrained(models.fetch(models.DEMO_TARGET), dtype=torch.float32).eval()
+    hub = AutoModelForCausalLM.from_pretrained(references.fetch(references.DEMO_TARGET), dtype=torch.float32).eval()
     found = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
@@ -70,7 +70,7 @@ def reference(prompts: list[tuple[int, ...]]) -> list[tuple[list[int], torch.Ten
 
 
 def test_the_tokenizer_knows_the_chat_format(prompts: list[tuple[int, ...]]) -> None:
-    tokenizer = models.load_tokenizer(models.DEMO_TARGET)
+    tokenizer = references.load_tokenizer(references.DEMO_TARGET)
     start, end = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
     assert tokenizer.eos_token_id == end
     for prompt, question in zip(prompts, QUESTIONS, strict=True):
@@ -100,7 +100,9 @@ def test_speculation_says_what_generate_says(
 ) -> None:
     """Both prompts side by side, the demo draft ahead by chains of four. Compared up to a near-tie, if there is one."""
     target = TransformersTarget(model, TargetSettings(slots=2, context=128))
-    draft = TransformersDraft(weights.load_model(models.DEMO_DRAFT, device="cpu"), DraftSettings(slots=2, context=128))
+    draft = TransformersDraft(
+        weights.load_model(references.DEMO_DRAFT, device="cpu"), DraftSettings(slots=2, context=128)
+    )
     assert draft.card().fingerprint == target.card().fingerprint
     outputs: list[list[int]] = [[], []]
     cached = [0, 0]

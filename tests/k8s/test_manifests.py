@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from actors.errors import ConfigError
-from cluster import manifests
-from cluster.config import load_config
-from cluster.manifests import PodShape
+from cluster.config.deployment import load_config
+from cluster.kubernetes import manifests
+from cluster.kubernetes.manifests import PodShape
 from deployments.k8s_cli import app
 
 TEMPLATE = manifests.load_template()

@@ -14,8 +14,8 @@ import pytest
 import yaml
 from built import K8S, OVERLAYS, ROOT, Document, build, groups, kinds, pods, rayservice, selects
 
-from cluster.config import DeploymentConfig, load_config
-from cluster.manifests import COMPONENT, IMPORT_PATH
+from cluster.config.deployment import DeploymentConfig, load_config
+from cluster.kubernetes.manifests import COMPONENT, IMPORT_PATH
 from deployments import serve_environment
 
 overlays = pytest.mark.parametrize("overlay", OVERLAYS)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from built import K8S, OVERLAYS, ROOT, build, groups, kinds, rayservice
 
-from cluster.config import load_config
+from cluster.config.deployment import load_config
 
 CUSTOM = {"RayService": "rayservice", "PodMonitor": "podmonitor", "PrometheusRule": "prometheusrule"}
 VERSION = "1.32"

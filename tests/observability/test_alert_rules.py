@@ -13,8 +13,8 @@ import yaml
 
 from actors import telemetry as t
 from actors.telemetry import Metric
-from cluster.grafana.alerts import alerts, rules_file
-from cluster.grafana.queries import series
+from cluster.observability.grafana.alerts import alerts, rules_file
+from cluster.observability.grafana.queries import series
 
 pytestmark = pytest.mark.observability
 APP = 'application="outrider"'

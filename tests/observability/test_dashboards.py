@@ -12,11 +12,11 @@ import yaml
 
 from actors import telemetry
 from actors.telemetry import METRICS, Metric
-from cluster.grafana import queries
-from cluster.grafana.alerts import alerts
-from cluster.grafana.artefacts import LIMIT, artefacts
-from cluster.grafana.dashboards import all_dashboards
-from cluster.grafana.queries import Scope
+from cluster.observability.grafana import queries
+from cluster.observability.grafana.alerts import alerts
+from cluster.observability.grafana.artefacts import LIMIT, artefacts
+from cluster.observability.grafana.dashboards import all_dashboards
+from cluster.observability.grafana.queries import Scope
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPONENT = ROOT / "k8s" / "components" / "monitoring"
@@ -49,7 +49,7 @@ def test_every_metric_and_label_exists(place: str, expression: str) -> None:
         assert labels <= common | set(BY_SERIES[name].tags), place
     for labels_text, name in re.findall(r"by \(([^)]*)\) \((?:rate\()?(ray_\w+)", expression):
         assert set(labels_text.split(", ")) <= common | set(BY_SERIES[name].tags), place
-    assert "_sum" not in expression  # see cluster/grafana/queries.py
+    assert "_sum" not in expression  # see cluster/observability/grafana/queries.py
 
 
 def test_every_metric_is_shown() -> None:

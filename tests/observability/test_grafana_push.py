@@ -14,11 +14,11 @@ from fake_grafana import TOKEN, Grafana, served
 from typer.testing import CliRunner
 
 from actors.errors import ConfigError
-from cluster.grafana import client
-from cluster.grafana.alerts import alerts
-from cluster.grafana.client import GrafanaError, MissingError, Transport, push
-from cluster.grafana.dashboards import all_dashboards
-from cluster.grafana.managed import rule_group
+from cluster.observability.grafana import client
+from cluster.observability.grafana.alerts import alerts
+from cluster.observability.grafana.client import GrafanaError, MissingError, Transport, push
+from cluster.observability.grafana.dashboards import all_dashboards
+from cluster.observability.grafana.managed import rule_group
 from deployments import k8s_cli
 
 needs_package = pytest.mark.observability

@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 
 from actors import telemetry
 from actors.telemetry import MemoryRecorder
-from cluster.scaling_board import kind_of
+from cluster.scaling.controller_state import kind_of
 from deployments.meter import MeterMiddleware
 
 

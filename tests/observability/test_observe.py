@@ -12,9 +12,9 @@ import pytest
 from prometheus_api import ask, eventually, get
 
 from actors.errors import ConfigError
-from cluster import observe
-from cluster.grafana.alerts import alerts
-from cluster.grafana.dashboards import all_dashboards
+from cluster.observability import local_prometheus
+from cluster.observability.grafana.alerts import alerts
+from cluster.observability.grafana.dashboards import all_dashboards
 from deployments.local import free_port
 
 
@@ -37,8 +37,8 @@ def test_targets_are_followed(tmp_path: Path) -> None:
     thread = Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        with observe.prometheus(tmp_path / "p", [], free_port(), interval_s=0.5) as url:
-            observe.write_targets(tmp_path / "p", [f"127.0.0.1:{server.server_port}"])
+        with local_prometheus.prometheus(tmp_path / "p", [], free_port(), interval_s=0.5) as url:
+            local_prometheus.write_targets(tmp_path / "p", [f"127.0.0.1:{server.server_port}"])
             samples = eventually(lambda: ask(url, "ray_outrider_ready_replicas"), 30)
             assert samples[0]["value"][1] == "2"
             assert "otel_scope_name" not in samples[0]["metric"]
@@ -51,14 +51,17 @@ def test_targets_are_followed(tmp_path: Path) -> None:
 
 @pytest.mark.observability
 def test_a_configuration_that_fails_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observe, "rules_file", lambda: {"groups": [{"name": "g", "rules": [{"expr": "1 +"}]}]})
-    with pytest.raises(ConfigError, match="prometheus ended at once"), observe.prometheus(tmp_path, [], free_port()):
+    monkeypatch.setattr(local_prometheus, "rules_file", lambda: {"groups": [{"name": "g", "rules": [{"expr": "1 +"}]}]})
+    with (
+        pytest.raises(ConfigError, match="prometheus ended at once"),
+        local_prometheus.prometheus(tmp_path, [], free_port()),
+    ):
         pass
 
 
 def test_without_prometheus_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="apt-get install prometheus"), observe.prometheus(tmp_path, [], 9):
+    with pytest.raises(ConfigError, match="apt-get install prometheus"), local_prometheus.prometheus(tmp_path, [], 9):
         pass
 
 
@@ -68,11 +71,11 @@ def test_nodes_that_live() -> None:
         {"NodeManagerAddress": "10.0.0.3", "MetricsExportPort": 8082, "Alive": False},
         {"NodeManagerAddress": "10.0.0.1", "MetricsExportPort": 8080, "Alive": True},
     ]
-    assert observe.node_addresses(nodes) == ["10.0.0.1:8080", "10.0.0.2:8081"]
+    assert local_prometheus.node_addresses(nodes) == ["10.0.0.1:8080", "10.0.0.2:8081"]
 
 
 def test_links_hold_every_query() -> None:
-    links = observe.graph_links("http://127.0.0.1:9090", all_dashboards())
+    links = local_prometheus.graph_links("http://127.0.0.1:9090", all_dashboards())
     assert [title for title, _ in links] == [model["title"] for model in all_dashboards()]
     for (_, link), model in zip(links, all_dashboards(), strict=True):
         count = sum(len(panel.get("targets", ())) for panel in model["panels"])

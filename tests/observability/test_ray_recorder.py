@@ -12,8 +12,8 @@ import pytest
 
 from actors import telemetry as t
 from actors.telemetry import Metric
-from cluster import recorder as module
-from cluster.recorder import RayRecorder
+from cluster.observability import ray_recorder as module
+from cluster.observability.ray_recorder import RayRecorder
 
 COMMON = {"application": "a", "tier": "target", "model": "m", "replica": "r"}
 

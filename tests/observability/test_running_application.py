@@ -28,11 +28,11 @@ from prometheus_api import ask, eventually, get, value
 
 from actors import telemetry
 from actors.telemetry import METRICS
-from cluster import observe
-from cluster.config import load_config
-from cluster.grafana.alerts import alerts
-from cluster.grafana.dashboards import all_dashboards
-from cluster.grafana.queries import series
+from cluster.config.deployment import load_config
+from cluster.observability import local_prometheus
+from cluster.observability.grafana.alerts import alerts
+from cluster.observability.grafana.dashboards import all_dashboards
+from cluster.observability.grafana.queries import series
 
 pytestmark = [pytest.mark.observability, pytest.mark.ray]
 
@@ -166,8 +166,8 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
         try:
             with local.application(load_config(raw)) as url:
                 folder = tmp_path_factory.mktemp("prometheus")
-                addresses = observe.node_addresses(ray.nodes())
-                with observe.prometheus(folder, addresses, local.free_port(), interval_s=1.0) as prometheus:
+                addresses = local_prometheus.node_addresses(ray.nodes())
+                with local_prometheus.prometheus(folder, addresses, local.free_port(), interval_s=1.0) as prometheus:
                     yield Observed(ray.get_runtime_context().gcs_address, prometheus, run(url, prometheus), spans)
         finally:
             ray.shutdown()
@@ -184,7 +184,7 @@ def test_every_panel_is_answered(observed: Observed) -> None:
     for model in all_dashboards():
         for panel in model["panels"]:
             for target in panel.get("targets", ()):
-                samples = ask(observed.prometheus, observe.local_expression(target["expr"], "4m"))
+                samples = ask(observed.prometheus, local_prometheus.local_expression(target["expr"], "4m"))
                 if all(sample["value"][1] == "NaN" for sample in samples):
                     empty.append((model["title"], panel["title"], target["expr"]))
     assert not empty, "\n".join(map(str, empty))

@@ -27,9 +27,9 @@ from actors.telemetry import MemoryRecorder
 from actors.text.emulated_codec import WordCodec
 from actors.tracing import NO_TRACES
 from actors.transport.links import LocalPeer
-from cluster import traces
-from cluster.config import Tracing
-from cluster.traces import OtelTracer, span_id, trace_id, tracer_for
+from cluster.config.deployment import Tracing
+from cluster.observability import otel_tracer
+from cluster.observability.otel_tracer import OtelTracer, span_id, trace_id, tracer_for
 from deployments.traced import traced
 
 ON = Tracing(endpoint="http://collector:4318/v1/traces")
@@ -127,21 +127,21 @@ def test_moves_stay_in_the_trace() -> None:
 
 @given(st.text(max_size=20), st.floats(0, 1))
 def test_all_parts_agree_on_sampling(name: str, share: float) -> None:
-    assert traces.sampled(name, share) == traces.sampled(f"{name}~2", share)
-    assert traces.sampled(name, 1.0)
-    assert not traces.sampled(name, 0.0)
+    assert otel_tracer.sampled(name, share) == otel_tracer.sampled(f"{name}~2", share)
+    assert otel_tracer.sampled(name, 1.0)
+    assert not otel_tracer.sampled(name, 0.0)
 
 
 def test_share_is_kept() -> None:
     """A hash decides: of 10,000 ids a tenth is chosen, 1,000 ± 5 standard deviations of 30 (fails by chance never:
     the ids are fixed).
     """
-    chosen = sum(traces.sampled(f"chatcmpl-{i}", 0.1) for i in range(10_000))
+    chosen = sum(otel_tracer.sampled(f"chatcmpl-{i}", 0.1) for i in range(10_000))
     assert 850 < chosen < 1150
 
 
 def test_open_spans_are_bounded(spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traces, "MOST_OPEN", 3)
+    monkeypatch.setattr(otel_tracer, "MOST_OPEN", 3)
     tracer = OtelTracer(ON, "target", "t", SimpleSpanProcessor(spans))
     for i in range(5):
         tracer.begin(f"r{i}")

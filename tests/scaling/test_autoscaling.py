@@ -8,7 +8,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.autoscaling import (
+from cluster.scaling.policies import (
     Decision,
     DraftGoals,
     DraftLoad,

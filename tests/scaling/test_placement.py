@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from cluster.config import DeploymentConfig
-from cluster.placement import Node, bundles, group_options, obstacle
+from cluster.config.deployment import DeploymentConfig
+from cluster.scaling.placement import Node, bundles, group_options, obstacle
 from deployments.explain import status_rows
 
 GPU_NODE = Node({"CPU": 16, "GPU": 4}, {"CPU": 16, "GPU": 4}, {"tier": "target"})
@@ -91,7 +91,7 @@ def test_an_operator_hears_what_a_tier_waits_for(ray_port: int, monkeypatch: pyt
     """A draft that wants more CPUs than any node has: said while the application starts."""
     import ray
 
-    from cluster.config import load_config
+    from cluster.config.deployment import load_config
     from deployments import local
 
     class EnoughError(Exception):

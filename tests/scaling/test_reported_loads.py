@@ -13,7 +13,7 @@ from actors.replica.pass_metrics import PassAccounts
 from actors.settings import TargetSettings
 from actors.target.scheduler import PassReport, Ruling
 from actors.telemetry import MemoryRecorder
-from cluster.autoscaling import TargetLoad
+from cluster.scaling.policies import TargetLoad
 
 
 class Held:

@@ -9,7 +9,7 @@ import pytest
 
 from actors import telemetry
 from actors.telemetry import MemoryRecorder
-from cluster import scaling_board
+from cluster.scaling import controller_state
 from deployments.scaling import DraftPolicy, TargetPolicy
 
 SLOTS = 10
@@ -18,9 +18,9 @@ SLOTS = 10
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> MemoryRecorder:
     shared = MemoryRecorder()
-    monkeypatch.setattr(scaling_board, "_recorder", lambda application, deployment: shared)
+    monkeypatch.setattr(controller_state, "_recorder", lambda application, deployment: shared)
     for table in ("_targets", "_last", "_recorders"):
-        monkeypatch.setattr(scaling_board, table, {})
+        monkeypatch.setattr(controller_state, table, {})
     return shared
 
 

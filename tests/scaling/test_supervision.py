@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from actors.errors import EngineError
-from cluster.supervision import Construction, Supervision, built
+from cluster.scaling.supervision import Construction, Supervision, built
 
 
 def test_a_crash_loop_backs_off_and_ends() -> None:

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.engines.emulated.presets import TargetSpec
-from cluster.autoscaling import FORGET_S
-from cluster.config import Autoscaling
-from cluster.replay import TrafficResult, replay, speed
-from cluster.traffic import PRESETS, Burst, TierTraffic, TrafficInput
+from cluster.config.deployment import Autoscaling
+from cluster.planning.replay import TrafficResult, replay, speed
+from cluster.planning.traffic import PRESETS, Burst, TierTraffic, TrafficInput
+from cluster.scaling.policies import FORGET_S
 
 HOUR = 3600.0
 

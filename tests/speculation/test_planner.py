@@ -7,8 +7,8 @@ import pytest
 from actors.engines.emulated.language import Agreement
 from actors.engines.emulated.presets import DraftSpec, TargetSpec
 from actors.settings import TreeSettings
-from cluster.planner import PlanInput, break_even, expected_row, expected_tokens, in_turn_speedup, plan
-from cluster.simulator import SimulationInput, plain_rate, simulate
+from cluster.planning.planner import PlanInput, break_even, expected_row, expected_tokens, in_turn_speedup, plan
+from cluster.planning.simulator import SimulationInput, plain_rate, simulate
 
 TREE = TreeSettings(width=32, branching=9, depth=24, nodes=2048, min_reach=1e-3)
 

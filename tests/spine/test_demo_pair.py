@@ -15,10 +15,10 @@ from actors.messages import GenerationRequest
 from actors.orchestrator.admission import Admission
 from actors.settings import OrchestratorSettings, SamplingSettings
 from actors.text.answer_comparison import Comparison, Reference
-from cluster import factory
-from cluster.config import DeploymentConfig
+from cluster.config.deployment import DeploymentConfig
+from cluster.models import factory
 
-PROMPTS = json.loads((Path(__file__).parents[2] / "cluster/demo_draft/held-prompts.json").read_text())
+PROMPTS = json.loads((Path(__file__).parents[2] / "cluster/models/demo_draft/held-prompts.json").read_text())
 AT_ONCE = 16
 TOKENS = 12
 

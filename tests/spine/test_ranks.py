@@ -20,7 +20,7 @@ from actors.orchestrator.admission import Admission
 from actors.settings import DraftSettings, OrchestratorSettings, TargetSettings
 from actors.text.answer_comparison import Comparison, Reference
 from actors.text.emulated_codec import WordCodec
-from cluster.weights import load_module
+from cluster.models.weights import load_module
 
 VOCABULARY = 96
 SETTINGS = TargetSettings(slots=4, context=96)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from actors.distillation.recorder import recorded_samples
 from actors.errors import ConfigError
-from cluster.config import DeploymentConfig, DraftTier, Recording, TargetTier
+from cluster.config.deployment import DeploymentConfig, DraftTier, Recording, TargetTier
+from cluster.distillation.recorder import recorded_samples
 from deployments.recording import AnswerRecorder, answer_recorder
 
 

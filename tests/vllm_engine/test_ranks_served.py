@@ -12,7 +12,7 @@ import psutil
 import pytest
 from vllm_stack import CONTEXT, byte_tokenizer, checkpoint, processes
 
-from cluster.config import load_config
+from cluster.config.deployment import load_config
 from deployments.local import application
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]  # a group is built twice, each rank importing torch

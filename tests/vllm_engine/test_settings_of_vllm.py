@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from actors.errors import ConfigError
-from cluster.config import DeploymentConfig, load_config
-from cluster.factory import check_ranks, draft_model
-from cluster.models import checkpoint_end_ids
-from cluster.placement import actor_gpus, bundles
-from cluster.weights import load_model
+from cluster.config.deployment import DeploymentConfig, load_config
+from cluster.models.factory import check_ranks, draft_model
+from cluster.models.references import checkpoint_end_ids
+from cluster.models.weights import load_model
+from cluster.scaling.placement import actor_gpus, bundles
 
 
 def config(**target: object) -> DeploymentConfig:

@@ -13,8 +13,8 @@ from actors.engines.vllm.engine import VllmEngine
 from actors.engines.vllm.runtime import VllmModel
 from actors.errors import ConfigError
 from actors.text.answer_comparison import Comparison, Reference
-from cluster import factory
-from cluster.config import load_config
+from cluster.config.deployment import load_config
+from cluster.models import factory
 
 
 def configured(folder: str, **target: Any) -> VllmModel:

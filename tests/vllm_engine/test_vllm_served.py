@@ -12,7 +12,7 @@ import httpx
 import pytest
 from vllm_stack import CONTEXT, byte_tokenizer, checkpoint, module
 
-from cluster.config import load_config
+from cluster.config.deployment import load_config
 from deployments.local import application
 
 pytestmark = pytest.mark.ray

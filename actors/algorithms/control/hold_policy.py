@@ -15,7 +15,7 @@ UNTRIED = 128
 CATCHING_UP = 1.2
 """Cost of a second of waiting, over what the target commits in a second. A pass without drafts is not lost: it gives
 the draft time for a deep tree under whatever it commits, and few of those are misses. (Measured with
-cluster.simulator: 1.0 waits too often when many sequences share a pass, 1.3 too rarely for one sequence.)"""
+cluster.planning.simulator: 1.0 waits too often when many sequences share a pass, 1.3 too rarely for one sequence.)"""
 
 SOONEST_S = 2e-4
 """Waits shorter than this are not worth a timer."""
