@@ -12,7 +12,7 @@ from ray.serve import Application
 
 from cluster.config.deployment import Autoscaling, DeploymentConfig, DraftTier, TargetTier, load_config
 from cluster.scaling.placement import TierName, group_options
-from deployments.front import IngressReplica
+from deployments.ingress.deployment import IngressReplica
 from deployments.orchestration import OrchestratorReplica
 from deployments.tiers import TierReplica
 

@@ -16,9 +16,9 @@ from starlette.responses import FileResponse, JSONResponse, Response
 
 from actors.errors import InvalidSettingError, OverloadedError, UnavailableError
 from deployments.batches import Answer, Batches
-from deployments.body import Body, parse
-from deployments.edge import read_body, read_upload
-from deployments.refusals import BodyTooLargeError
+from deployments.ingress.error_responses import BodyTooLargeError
+from deployments.ingress.middleware import read_body, read_upload
+from deployments.ingress.request_body import Body, parse
 from deployments.store import BatchStore
 from deployments.stored import StoredBatch, StoredFile
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from actors.errors import OutriderError, OverloadedError, RequestError, UnavailableError
 from deployments.batch import Batch, Counts, Item, read_items
-from deployments.refusals import error_body
+from deployments.ingress.error_responses import error_body
 from deployments.store import BatchStore
 from deployments.stored import Status, StoredBatch
 

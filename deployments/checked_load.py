@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from actors.errors import UnavailableError
 from actors.messages import GenerationRequest
-from deployments.service import Service
+from deployments.ingress.service import Service
 
 Truth = Callable[[GenerationRequest], Sequence[int]]
 MOST_TRIES = 8

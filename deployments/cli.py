@@ -161,7 +161,7 @@ def new(
     name: Annotated[str, typer.Argument(help="Who the key is for.", show_default=False)],
 ) -> None:
     """Make an API key: it is printed once; the keys file (ingress.keys_file) holds its hash."""
-    from deployments.keys import key_hash, new_key
+    from deployments.ingress.auth import key_hash, new_key
 
     key = new_key()
     _say(f"Key of {name}, shown only now; add the line below to `keys:` in the keys file:\n{key}")
@@ -218,7 +218,7 @@ def _prepare(config: Any) -> None:
     from cluster.models.references import progress_bar
 
     if config.ingress.keys_file is not None:
-        from deployments.keys import read_keys
+        from deployments.ingress.auth import read_keys
 
         read_keys(config.ingress.keys_file)
 

@@ -6,7 +6,7 @@ manifests do it.
 
 from __future__ import annotations
 
-from deployments import lost_ingress
+from deployments.ingress import lost_ingress
 
 CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 """Names a callable from which Serve's proxies take middlewares of their own."""

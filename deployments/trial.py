@@ -18,7 +18,7 @@ from actors.messages import GenerationRequest
 from actors.settings import SamplingSettings
 from cluster.config.deployment import DeploymentConfig, load_config
 from deployments.bench_lab import made_up_prompt
-from deployments.service import Service
+from deployments.ingress.service import Service
 
 LANGUAGE = TargetSpec().language
 TOKENS = 40

@@ -33,8 +33,8 @@ from actors.target.actor import TargetActor
 from actors.telemetry import MemoryRecorder
 from actors.text.codec import TextCodec
 from actors.transport.links import LocalPeer
-from deployments.ingress import http_app
-from deployments.service import Served
+from deployments.ingress.http_app import http_app
+from deployments.ingress.service import Served
 
 Character = Literal["twin", "foe"]
 EOS = 0

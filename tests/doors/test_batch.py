@@ -18,9 +18,9 @@ from tiny import Reciter, byte_codec
 
 from actors.errors import ConfigError, UnavailableError
 from deployments.batch import Batch, Counts
-from deployments.ingress import http_app
+from deployments.ingress.http_app import http_app
+from deployments.ingress.service import Served
 from deployments.local import free_port
-from deployments.service import Served
 
 
 def line(name: str, **body: Any) -> str:

@@ -22,10 +22,10 @@ from actors.errors import OverloadedError, PromptError, PromptTooLongError
 from actors.messages import Delta, GenerationRequest
 from deployments.batch_door import BatchLimits
 from deployments.batches import Batches
-from deployments.gate import Gate
-from deployments.ingress import http_app
-from deployments.keys import KeyRing, key_hash, new_key
-from deployments.service import Served
+from deployments.ingress.auth import KeyRing, key_hash, new_key
+from deployments.ingress.http_app import http_app
+from deployments.ingress.rate_limit import Gate
+from deployments.ingress.service import Served
 from deployments.store import BatchStore
 
 CODEC = byte_codec()

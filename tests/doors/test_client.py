@@ -25,12 +25,12 @@ from actors.errors import (
 )
 from actors.messages import Delta, GenerationRequest, Usage
 from deployments.client import Client, connect
-from deployments.ingress import http_app
+from deployments.ingress.http_app import http_app
+from deployments.ingress.service import Served
 from deployments.journal import Journal
 from deployments.progress import Lines
 from deployments.remote import HttpService, check_ray_address, error_from
 from deployments.results import Result
-from deployments.service import Served
 
 CODEC = byte_codec()
 

@@ -10,9 +10,9 @@ import pytest
 import uvicorn
 from tiny import Reciter, byte_codec
 
-from deployments.ingress import HttpLimits, http_app
+from deployments.ingress.http_app import HttpLimits, http_app
+from deployments.ingress.service import Served
 from deployments.local import free_port
-from deployments.service import Served
 
 CODEC = byte_codec()
 Send = Callable[..., Awaitable[bytes]]

@@ -16,13 +16,13 @@ import yaml
 from tiny import Reciter, byte_codec
 
 from actors.errors import ConfigError, DeadlineError, OverloadedError
-from deployments.door import HttpLimits
-from deployments.fairness import FairQueue
-from deployments.gate import Gate
-from deployments.ingress import http_app
-from deployments.keys import KeyRing, Tenant, key_hash, new_key, read_keys
-from deployments.refusals import ForbiddenError
-from deployments.service import Served
+from deployments.ingress.auth import KeyRing, Tenant, key_hash, new_key, read_keys
+from deployments.ingress.error_responses import ForbiddenError
+from deployments.ingress.fair_queue import FairQueue
+from deployments.ingress.http_app import http_app
+from deployments.ingress.rate_limit import Gate
+from deployments.ingress.routes import HttpLimits
+from deployments.ingress.service import Served
 
 CODEC = byte_codec()
 

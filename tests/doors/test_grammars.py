@@ -10,8 +10,8 @@ import pytest
 from llguidance import LLMatcher
 
 from actors.errors import InvalidSettingError, OverloadedError
-from deployments import grammars
-from deployments.grammars import GrammarCheck
+from deployments.ingress import grammar_check
+from deployments.ingress.grammar_check import GrammarCheck
 
 ENDLESS = LLMatcher.grammar_from_json_schema(
     json.dumps({"allOf": [{"type": "string", "pattern": f".*{letter}.*"} for letter in "abcdefghijklmnopqrstuvwxyz"]})
@@ -43,7 +43,7 @@ async def test_what_was_found_is_remembered(check: GrammarCheck, monkeypatch: py
 
 
 async def test_not_more_than_so_many_wait(check: GrammarCheck, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars, "MOST_WAITING", 2)
+    monkeypatch.setattr(grammar_check, "MOST_WAITING", 2)
     told = await asyncio.gather(
         *(check.check(LLMatcher.grammar_from_regex("a" * n), "x") for n in range(1, 5)), return_exceptions=True
     )

@@ -13,8 +13,8 @@ import pytest
 from tiny import Reciter, byte_codec
 
 from actors.errors import OverloadedError, PromptTooLongError
-from deployments.ingress import HttpLimits, http_app
-from deployments.service import Served
+from deployments.ingress.http_app import HttpLimits, http_app
+from deployments.ingress.service import Served
 
 CODEC = byte_codec()
 SERVED = Served("tiny", context=64, created=5, version="1")

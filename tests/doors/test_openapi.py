@@ -11,8 +11,8 @@ import schemathesis
 from hypothesis import HealthCheck
 from tiny import Reciter, byte_codec
 
-from deployments.ingress import http_app
-from deployments.service import Served
+from deployments.ingress.http_app import http_app
+from deployments.ingress.service import Served
 
 CODEC = byte_codec()
 FOLDER = tempfile.TemporaryDirectory(prefix="outrider-openapi-")

@@ -19,9 +19,9 @@ import uvicorn
 from tiny import Reciter, byte_codec
 from websockets.sync.client import ClientConnection, connect
 
-from deployments.ingress import http_app
+from deployments.ingress.http_app import http_app
+from deployments.ingress.service import Served
 from deployments.local import free_port
-from deployments.service import Served
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from actors import telemetry
 from actors.telemetry import MemoryRecorder
 from cluster.scaling.controller_state import kind_of
-from deployments.meter import MeterMiddleware
+from deployments.ingress.metrics_middleware import MeterMiddleware
 
 
 def test_routes_and_statuses() -> None:

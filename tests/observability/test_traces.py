@@ -30,7 +30,7 @@ from actors.transport.links import LocalPeer
 from cluster.config.deployment import Tracing
 from cluster.observability import otel_tracer
 from cluster.observability.otel_tracer import OtelTracer, span_id, trace_id, tracer_for
-from deployments.traced import traced
+from deployments.ingress.traced_service import traced
 
 ON = Tracing(endpoint="http://collector:4318/v1/traces")
 

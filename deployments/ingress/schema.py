@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from actors.errors import InvalidSettingError
-from deployments.body import Body
+from deployments.ingress.request_body import Body
 
 MAX_CHOICES = 128
 MAX_STOPS = 16

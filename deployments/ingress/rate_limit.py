@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from actors.errors import DeadlineError, OverloadedError
-from deployments.fairness import FairQueue
-from deployments.keys import KeyRing, Tenant
+from deployments.ingress.auth import KeyRing, Tenant
+from deployments.ingress.fair_queue import FairQueue
 
 MINUTE_S = 60.0
 

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 
 from actors.errors import ConfigError
 from actors.settings import Settings
-from deployments.refusals import ForbiddenError
+from deployments.ingress.error_responses import ForbiddenError
 
 logger = logging.getLogger("outrider.http")
 

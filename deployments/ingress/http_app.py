@@ -14,14 +14,14 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from deployments import openapi, refusals
 from deployments.batch_door import BatchDoor, BatchLimits, BatchRequest
-from deployments.door import Door, HttpLimits
-from deployments.edge import AccessLogMiddleware, RequestIdMiddleware
-from deployments.gate import Gate
-from deployments.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from deployments.service import Codec, Served, Service
-from deployments.streams import GoneError
+from deployments.ingress import error_responses, openapi
+from deployments.ingress.middleware import AccessLogMiddleware, RequestIdMiddleware
+from deployments.ingress.rate_limit import Gate
+from deployments.ingress.routes import Door, HttpLimits
+from deployments.ingress.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from deployments.ingress.service import Codec, Served, Service
+from deployments.ingress.streams import GoneError
 
 
 def http_app(
@@ -55,7 +55,7 @@ def http_app(
     app = FastAPI(
         title="Outrider", version=served.version, openapi_url="/openapi.json", redirect_slashes=False, lifespan=life
     )
-    refusals.install(app)
+    error_responses.install(app)
 
     async def gone(request: Request, error: Exception) -> Response:
         return Response(status_code=499)  # nobody reads it

@@ -8,7 +8,7 @@ from typing import Any
 
 from actors.messages import Delta, GenerationRequest
 from actors.tracing import NO_TRACES, Tracer
-from deployments.service import Service
+from deployments.ingress.service import Service
 
 
 class TracedService:

@@ -17,16 +17,16 @@ from cluster.models import factory
 from cluster.observability.otel_tracer import tracer_for
 from cluster.observability.ray_recorder import RayRecorder
 from deployments.batch_door import BatchLimits
-from deployments.door import HttpLimits
-from deployments.edge import access_log
-from deployments.fairness import FairQueue
-from deployments.gate import Gate
-from deployments.ingress import http_app
-from deployments.keys import KeyRing
-from deployments.meter import MeterMiddleware
+from deployments.ingress.auth import KeyRing
+from deployments.ingress.fair_queue import FairQueue
+from deployments.ingress.http_app import http_app
+from deployments.ingress.metrics_middleware import MeterMiddleware
+from deployments.ingress.middleware import access_log
+from deployments.ingress.rate_limit import Gate
+from deployments.ingress.routes import HttpLimits
+from deployments.ingress.service import Served, Service
+from deployments.ingress.traced_service import traced
 from deployments.orchestration import OwnService, RemoteService
-from deployments.service import Served, Service
-from deployments.traced import traced
 
 
 @serve.ingress()

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from actors.messages import Alternatives, Delta, Usage
-from deployments.choice import Choice, Json, Step, finite
-from deployments.schema import SpeculationOptions
-from deployments.service import Codec, Served
+from deployments.ingress.choice import Choice, Json, Step, finite
+from deployments.ingress.schema import SpeculationOptions
+from deployments.ingress.service import Codec, Served
 
 
 class Answer(ABC):

@@ -18,19 +18,19 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from actors.errors import OutriderError, PromptError, PromptTooLongError, UnavailableError
 from actors.messages import Delta, GenerationRequest
-from deployments import refusals
-from deployments.answers import Answer, ChatAnswer, CompletionAnswer, Options
-from deployments.body import Body, parse, validated
-from deployments.choice import Choice
-from deployments.edge import BODY_LIMIT_S, read_body
-from deployments.gate import Gate
-from deployments.grammars import GrammarCheck
-from deployments.keys import Tenant
-from deployments.schema import ChatRequest, Common, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from deployments.service import Codec, Served, Service
-from deployments.streams import EventStream, merged, while_connected
-from deployments.toolcalls import ToolCallReader
-from deployments.translate import chat_requests, check_messages, check_model, completion_requests, grammar_param
+from deployments.ingress import error_responses
+from deployments.ingress.auth import Tenant
+from deployments.ingress.choice import Choice
+from deployments.ingress.grammar_check import GrammarCheck
+from deployments.ingress.middleware import BODY_LIMIT_S, read_body
+from deployments.ingress.rate_limit import Gate
+from deployments.ingress.request_body import Body, parse, validated
+from deployments.ingress.responses import Answer, ChatAnswer, CompletionAnswer, Options
+from deployments.ingress.schema import ChatRequest, Common, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from deployments.ingress.service import Codec, Served, Service
+from deployments.ingress.streams import EventStream, merged, while_connected
+from deployments.ingress.tool_calls import ToolCallReader
+from deployments.ingress.translate import chat_requests, check_messages, check_model, completion_requests, grammar_param
 
 BATCH_PRIORITY = -10
 """Of requests of a batch that name none: what people wait for goes first."""
@@ -248,8 +248,8 @@ async def _events(answer: Answer, first: tuple[int, Delta], deltas: Deltas) -> A
             yield _event(answer.usage_chunk()) + DONE
         except Exception as error:
             if not isinstance(error, OutriderError):
-                refusals.logger.error("a stream failed", exc_info=error)
-            yield _event([refusals.error_body(error)]) + DONE
+                error_responses.logger.error("a stream failed", exc_info=error)
+            yield _event([error_responses.error_body(error)]) + DONE
     finally:
         await deltas.aclose()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from actors.errors import EngineError
 from actors.messages import Alternatives, Delta, Usage
-from deployments.toolcalls import ToolCall, ToolCallReader
+from deployments.ingress.tool_calls import ToolCall, ToolCallReader
 
 Json = dict[str, Any]
 

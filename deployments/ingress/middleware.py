@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.errors import InvalidSettingError
-from deployments.body import MalformedError
-from deployments.refusals import BodyTooLargeError, MediaTypeError, SlowBodyError
+from deployments.ingress.error_responses import BodyTooLargeError, MediaTypeError, SlowBodyError
+from deployments.ingress.request_body import MalformedError
 
 access_log = logging.getLogger("outrider.access")
 

@@ -16,7 +16,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.errors import IngressLostError
-from deployments.refusals import error_body, error_response
+from deployments.ingress.error_responses import error_body, error_response
 
 
 def middlewares() -> list[Middleware]:

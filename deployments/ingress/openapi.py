@@ -9,7 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from deployments.batch_door import BatchRequest
-from deployments.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from deployments.ingress.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 _REF = "#/components/schemas/{model}"
 _BODIES: tuple[type[BaseModel], ...] = (
