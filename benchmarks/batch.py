@@ -17,8 +17,8 @@ from typing import Any
 
 from cluster.config.deployment import load_config
 from deployments.client import connect
-from deployments.directory import NAMESPACE
-from deployments.local import application, free_port, ray_cluster
+from deployments.runtime.local import application, free_port, ray_cluster
+from deployments.tiers.actor_discovery import NAMESPACE
 
 SLOTS = 64
 

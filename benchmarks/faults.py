@@ -22,7 +22,7 @@ from benchmarks.nodes import cluster_of_nodes
 from deployments import fault_bench, trial
 from deployments.checked_load import Told
 from deployments.fault_bench import Failover, Scaling
-from deployments.local import application, free_port, ray_cluster
+from deployments.runtime.local import application, free_port, ray_cluster
 
 MACHINE = f"{platform.machine()}, {os.cpu_count()} cores"
 

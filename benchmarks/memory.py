@@ -18,7 +18,7 @@ from rich.table import Table
 from cluster.config.deployment import load_config
 from deployments.client import Client, connect
 from deployments.demo import CONFIG
-from deployments.local import application, free_port, ray_cluster
+from deployments.runtime.local import application, free_port, ray_cluster
 
 WARM_UP = 100
 PARTS = ("TargetActor", "DraftActor", "Orchestrator", "Ingress")

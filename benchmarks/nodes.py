@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
-from deployments import serve_environment
-from deployments.local import ALLOCATOR, OBJECT_STORE_BYTES, exported, free_port
+from deployments.runtime import serve_environment
+from deployments.runtime.local import ALLOCATOR, OBJECT_STORE_BYTES, exported, free_port
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster

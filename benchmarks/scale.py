@@ -29,7 +29,7 @@ from cluster.config.deployment import Health
 from cluster.planning.replay import replay, speed
 from cluster.planning.traffic import PRESETS
 from cluster.scaling.policies import DraftGoals, DraftLoad, TargetGoals, TargetLoad, draft_replicas, target_replicas
-from deployments.local import ray_cluster
+from deployments.runtime.local import ray_cluster
 
 BATCH = 8
 """Sequences of one orchestrator in one target's pass; a message names each."""

@@ -13,8 +13,8 @@ from ray.serve import Application
 from cluster.config.deployment import Autoscaling, DeploymentConfig, DraftTier, TargetTier, load_config
 from cluster.scaling.placement import TierName, group_options
 from deployments.ingress.deployment import IngressReplica
-from deployments.orchestration import OrchestratorReplica
-from deployments.tiers import TierReplica
+from deployments.orchestrator.deployment import OrchestratorReplica
+from deployments.tiers.deployment import TierReplica
 
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 1.0, 5.0
 """Of ingress and orchestrators; three failures in a row, and Serve replaces a replica. They do nothing that takes long,
@@ -111,7 +111,7 @@ def _scale(tier: TargetTier | DraftTier, name: TierName) -> dict[str, Any]:
     if bounds is None:
         return {"num_replicas": tier.replicas}
     given = {"goals": tier.goals.model_dump(mode="json"), "look_back_s": bounds.look_back_s}
-    policy = "deployments.scaling:" + ("TargetPolicy" if name == "target" else "DraftPolicy")
+    policy = "deployments.tiers.autoscaling_policies:" + ("TargetPolicy" if name == "target" else "DraftPolicy")
     return {
         "autoscaling_config": {
             "policy": {"policy_function": policy, "policy_kwargs": given},

@@ -60,7 +60,7 @@ def command(
     from deployments import bench_demo, bench_report, bench_scenarios
     from deployments import trace as timeline
     from deployments.bench_lab import Lab
-    from deployments.local import ray_cluster
+    from deployments.runtime.local import ray_cluster
 
     console = Console()
     console.width = max(console.width, 130)  # a table that wraps cannot be read

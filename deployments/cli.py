@@ -75,8 +75,8 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a configuration until interrupted."""
-    from deployments.local import application as running
-    from deployments.local import check_port, interruptible, ray_cluster, wait_for_interrupt
+    from deployments.runtime.local import application as running
+    from deployments.runtime.local import check_port, interruptible, ray_cluster, wait_for_interrupt
 
     loaded = _load(config)
     changes = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
@@ -96,7 +96,7 @@ def demo(
 ) -> None:
     """Serve a small real model with a draft on this machine, and compare with plain decoding."""
     from deployments.demo import run
-    from deployments.local import interruptible
+    from deployments.runtime.local import interruptible
 
     with interruptible():
         raise typer.Exit(run(once=once, port=port))

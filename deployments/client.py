@@ -263,7 +263,7 @@ def _through_ray(address: str, application: str) -> Service:
     import ray
     from ray import serve
 
-    from deployments.orchestration import RemoteService
+    from deployments.orchestrator.deployment import RemoteService
 
     if not ray.is_initialized():
         try:

@@ -17,7 +17,7 @@ from cluster.config.deployment import DeploymentConfig, load_config
 from deployments.client import Client, connect
 from deployments.comparison import Summary, Timing, compare, measure
 from deployments.explain import Explainer
-from deployments.local import application, check_port, free_port, ray_cluster, stop_if_asked, wait_for_interrupt
+from deployments.runtime.local import application, check_port, free_port, ray_cluster, stop_if_asked, wait_for_interrupt
 
 CONFIG = Path(__file__).with_name("demo.yaml")
 PROMPTS = (

@@ -139,7 +139,7 @@ def observe(
 
     from cluster.observability import local_prometheus as watching
     from cluster.observability.grafana.dashboards import all_dashboards
-    from deployments.local import check_port, ray_cluster
+    from deployments.runtime.local import check_port, ray_cluster
 
     try:
         check_port("127.0.0.1", port)

@@ -13,7 +13,7 @@ from actors.errors import ConfigError
 from deployments.client_options import AsJson
 
 if TYPE_CHECKING:
-    from deployments.rollout import Lengths, Verdict
+    from deployments.runtime.rollout import Lengths, Verdict
 
 
 def rollout(
@@ -42,9 +42,9 @@ def rollout(
     Neither the target tier nor anything under way is touched: while drafts are exchanged, answers are decoded
     plainly. Exit code 0: kept, 1: the old draft is back.
     """
-    from deployments.local import ray_cluster
-    from deployments.rollout import roll_out
-    from deployments.served_application import ServedApplication
+    from deployments.runtime.local import ray_cluster
+    from deployments.runtime.rollout import roll_out
+    from deployments.runtime.served_application import ServedApplication
 
     asked = None if prompts is None else _messages(prompts)
     with ray_cluster(address):
@@ -93,7 +93,7 @@ def _measured(
     sampling: dict[str, Any],
 ) -> Lengths:
     from deployments.client import connect
-    from deployments.rollout import Lengths, live, of_results
+    from deployments.runtime.rollout import Lengths, live, of_results
 
     if asked is None:
         return live(served.status, passes, skip=passes // 10)

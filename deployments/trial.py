@@ -118,7 +118,7 @@ async def loads(application: str) -> dict[str, dict[str, float]]:
     import ray
     from ray.util import list_named_actors
 
-    from deployments.directory import NAMESPACE
+    from deployments.tiers.actor_discovery import NAMESPACE
 
     actors = await asyncio.to_thread(list_named_actors, all_namespaces=True)
     names = [a["name"] for a in actors if a["namespace"] == NAMESPACE and a["name"].startswith(f"{application}:")]

@@ -11,7 +11,7 @@ import signal
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from deployments.directory import NAMESPACE, actor_prefix
+from deployments.tiers.actor_discovery import NAMESPACE, actor_prefix
 
 Kind = Literal["target actor", "draft actor", "target replica", "draft replica", "orchestrator", "ingress", "proxy"]
 """The proxy is Ray Serve's own, one a node, and serves all applications."""

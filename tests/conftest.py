@@ -32,7 +32,7 @@ def ray_port() -> Iterator[int]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray warns until this is chosen
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # not ours: Ray's own modules
-        from deployments.local import free_port, ray_cluster
+        from deployments.runtime.local import free_port, ray_cluster
 
         with ray_cluster():
             yield free_port()
@@ -65,7 +65,7 @@ def demo_url(ray_port: int) -> Iterator[str]:
 
 def _application(raw: dict[str, Any]) -> Iterator[str]:
     from cluster.config.deployment import load_config
-    from deployments.local import application
+    from deployments.runtime.local import application
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

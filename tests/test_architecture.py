@@ -76,6 +76,6 @@ def test_nothing_heavy_is_imported_to_print_help(code: str) -> None:
 
 def test_tiers_without_a_model_of_torchs_do_without_torch() -> None:
     """180 MiB in each replica and each actor of emulated tiers, and in replicas whose actor holds the model."""
-    script = "import sys; import deployments.tiers, actors.engines.emulated.engines; print('torch' in sys.modules)"
+    script = "import sys; import deployments.tiers.deployment, actors.engines.emulated.engines; print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["False"]

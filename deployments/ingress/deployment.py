@@ -16,7 +16,7 @@ from cluster.config.deployment import DeploymentConfig, Ingress
 from cluster.models import factory
 from cluster.observability.otel_tracer import tracer_for
 from cluster.observability.ray_recorder import RayRecorder
-from deployments.batch_door import BatchLimits
+from deployments.batch_api.routes import BatchLimits
 from deployments.ingress.auth import KeyRing
 from deployments.ingress.fair_queue import FairQueue
 from deployments.ingress.http_app import http_app
@@ -26,7 +26,7 @@ from deployments.ingress.rate_limit import Gate
 from deployments.ingress.routes import HttpLimits
 from deployments.ingress.service import Served, Service
 from deployments.ingress.traced_service import traced
-from deployments.orchestration import OwnService, RemoteService
+from deployments.orchestrator.deployment import OwnService, RemoteService
 
 
 @serve.ingress()

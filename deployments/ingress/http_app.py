@@ -14,7 +14,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from deployments.batch_door import BatchDoor, BatchLimits, BatchRequest
+from deployments.batch_api.routes import BatchDoor, BatchLimits, BatchRequest
 from deployments.ingress import error_responses, openapi
 from deployments.ingress.middleware import AccessLogMiddleware, RequestIdMiddleware
 from deployments.ingress.rate_limit import Gate

@@ -19,8 +19,8 @@ from ray import serve
 
 from deployments import trial
 from deployments.checked_load import CheckedLoad
-from deployments.local import application, free_port
 from deployments.remote import HttpService
+from deployments.runtime.local import application, free_port
 
 STREAMS = 8
 OUTAGE_S = 10.0

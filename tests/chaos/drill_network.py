@@ -14,8 +14,8 @@ import drills
 
 from deployments import trial
 from deployments.checked_load import CheckedLoad
-from deployments.local import application, free_port, ray_cluster
 from deployments.remote import HttpService
+from deployments.runtime.local import application, free_port, ray_cluster
 
 STREAMS = 8
 CUT_S = 10.0

@@ -8,7 +8,7 @@ import drills
 
 from benchmarks import node_losses
 from benchmarks.nodes import cluster_of_nodes
-from deployments.local import application, free_port
+from deployments.runtime.local import application, free_port
 
 STREAMS = 12
 

@@ -11,8 +11,8 @@ from ray.cluster_utils import Cluster
 
 from deployments import trial
 from deployments.checked_load import CheckedLoad
-from deployments.local import application, free_port
 from deployments.remote import HttpService
+from deployments.runtime.local import application, free_port
 
 STREAMS = 12
 

@@ -117,7 +117,7 @@ def test_a_target_tier_is_never_empty() -> None:
 def test_a_model_thread_that_stands_still_is_replaced_and_its_answer_goes_on(ray_port: int) -> None:
     """Every actor's thread stops at its 40th pass, while its event loop goes on answering. An answer of 60 passes is
     begun by one actor and ended by the next one."""
-    from deployments.local import application
+    from deployments.runtime.local import application
 
     health = {"period_s": 0.5, "stuck_after_s": 2.0}
     frozen = {

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from deployments import serve_environment
+from deployments.runtime import serve_environment
 from deployments.victims import KINDS
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

@@ -28,7 +28,7 @@ def test_a_rolling_update_under_load_fails_no_stream(ray_port: int) -> None:
     from ray import serve
 
     from deployments.app import application as build
-    from deployments.local import application
+    from deployments.runtime.local import application
 
     old = trial.config("rolling", ray_port, STREAMS)
     new = trial.config("rolling", ray_port, STREAMS, draft={"settings": {"tree": {"depth": 8}}})
@@ -58,7 +58,7 @@ async def replicas(service: HttpService) -> set[str]:
 
 def test_both_tiers_follow_the_load_and_no_stream_notices(ray_port: int) -> None:
     """Targets 1 to 3 and back, drafts 0 to 3 and back to none, under clients that check every token."""
-    from deployments.local import application
+    from deployments.runtime.local import application
 
     with application(fault_bench.scaling_config("scaling", ray_port, STREAMS)) as url:
         found = asyncio.run(fault_bench.scaling(url, STREAMS, print))
@@ -72,7 +72,7 @@ def test_both_tiers_follow_the_load_and_no_stream_notices(ray_port: int) -> None
 def test_a_crash_loop_backs_off_and_ends_with_another_replica(ray_port: int) -> None:
     """Every actor dies at its sixth pass, so an answer of 60 tokens cannot be had: it ends with a typed error after six
     targets. The replica places its actor again after 0, 1, 2, 4 and 8 seconds, and is then replaced itself."""
-    from deployments.local import application
+    from deployments.runtime.local import application
 
     crashing = {
         "name": "crashing",

@@ -60,7 +60,7 @@ def check(told: Told, streams: int) -> None:
 
 @pytest.fixture
 def chaos(ray_port: int, request: pytest.FixtureRequest) -> Iterator[tuple[str, DeploymentConfig]]:
-    from deployments.local import application
+    from deployments.runtime.local import application
 
     config = trial.config("chaos", ray_port, streams=request.param)
     with application(config) as url:
@@ -86,7 +86,7 @@ def test_sixteen_streams_on_the_demo_model(ray_port: int) -> None:
     """The demo pair, two replicas of each; what must be said is what plain decoding said before."""
     import deployments
     from cluster.config.deployment import load_config
-    from deployments.local import application
+    from deployments.runtime.local import application
 
     raw = load_config(Path(deployments.__file__).with_name("demo.yaml")).model_dump(mode="json")
     base = trial.config("demo-chaos", ray_port, 16).model_dump(mode="json")

@@ -120,7 +120,7 @@ def test_a_server_that_tells_no_ids_is_refused() -> None:
 def test_a_draft_is_distilled_through_a_running_outrider(ray_port: int, tmp_path: Path) -> None:
     from cluster.config.deployment import load_config
     from deployments.distill_cli import app
-    from deployments.local import application
+    from deployments.runtime.local import application
 
     folder = checkpoint(tmp_path / "target")
     raw = {

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from cluster.distillation.loss import Measures
 from cluster.distillation.parallel import Alone, launched
 from cluster.distillation.run import assist, distill
-from deployments.local import free_port
+from deployments.runtime.local import free_port
 
 SETTINGS = settings(batch=7, max_steps=12, vocabulary=40)
 """Batches do not divide evenly between two."""

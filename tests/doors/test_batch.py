@@ -20,7 +20,7 @@ from actors.errors import ConfigError, UnavailableError
 from deployments.batch import Batch, Counts
 from deployments.ingress.http_app import http_app
 from deployments.ingress.service import Served
-from deployments.local import free_port
+from deployments.runtime.local import free_port
 
 
 def line(name: str, **body: Any) -> str:

@@ -20,13 +20,13 @@ from tiny import Reciter, byte_codec
 
 from actors.errors import OverloadedError, PromptError, PromptTooLongError
 from actors.messages import Delta, GenerationRequest
-from deployments.batch_door import BatchLimits
-from deployments.batches import Batches
+from deployments.batch_api.routes import BatchLimits
+from deployments.batch_api.store import BatchStore
+from deployments.batch_api.worker import Batches
 from deployments.ingress.auth import KeyRing, key_hash, new_key
 from deployments.ingress.http_app import http_app
 from deployments.ingress.rate_limit import Gate
 from deployments.ingress.service import Served
-from deployments.store import BatchStore
 
 CODEC = byte_codec()
 ENDPOINT = "/v1/completions"

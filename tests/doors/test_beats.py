@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from actors.messages import Delta
-from deployments.beats import BEAT, SilenceError, beating, listening
+from deployments.orchestrator.heartbeat import BEAT, SilenceError, beating, listening
 
 
 class Source:

@@ -12,9 +12,9 @@ from tiny import Reciter, byte_codec
 from actors.errors import EngineError, OutriderError, OverloadedError, UnavailableError
 from actors.messages import Delta, GenerationRequest
 from deployments.asking import named, request_for
-from deployments.beats import SilenceError
-from deployments.bundles import Bundler, Outcome, answered
 from deployments.client import Client
+from deployments.orchestrator.heartbeat import SilenceError
+from deployments.orchestrator.request_batching import Bundler, Outcome, answered
 
 CODEC = byte_codec()
 

@@ -11,7 +11,7 @@ from grpc.aio import AioRpcError, Metadata
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from actors.errors import OverloadedError
-from deployments.carriage import Call, LostError
+from deployments.orchestrator.handle import Call, LostError
 
 
 class Response:

@@ -18,8 +18,8 @@ from cluster.config.deployment import load_config
 from deployments import cli
 from deployments.acceptance_cli import achieved
 from deployments.comparison import Summary, Timing, compare, quantile
-from deployments.local import interruptible, stop_if_asked, wait_for_interrupt
 from deployments.results import Result
+from deployments.runtime.local import interruptible, stop_if_asked, wait_for_interrupt
 
 
 def outrider(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

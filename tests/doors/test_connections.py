@@ -12,7 +12,7 @@ from tiny import Reciter, byte_codec
 
 from deployments.ingress.http_app import HttpLimits, http_app
 from deployments.ingress.service import Served
-from deployments.local import free_port
+from deployments.runtime.local import free_port
 
 CODEC = byte_codec()
 Send = Callable[..., Awaitable[bytes]]

@@ -17,7 +17,7 @@ from actors.text.emulated_codec import WordCodec
 from cluster.config.deployment import DeploymentConfig, load_config
 from cluster.models.factory import draft_model, pin, prepare, text_facts
 from deployments import cli
-from deployments.local import free_port
+from deployments.runtime.local import free_port
 
 
 def checkpoint(folder: Path, words: list[str]) -> str:

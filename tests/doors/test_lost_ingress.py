@@ -10,9 +10,9 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.errors import IngressLostError
-from deployments import serve_environment
 from deployments.ingress import lost_ingress
 from deployments.ingress.lost_ingress import LostIngressMiddleware
+from deployments.runtime import serve_environment
 
 EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8")]
 FIRST = b'data: {"choices": []}\n\n'

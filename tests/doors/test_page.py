@@ -21,7 +21,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from deployments.ingress.http_app import http_app
 from deployments.ingress.service import Served
-from deployments.local import free_port
+from deployments.runtime.local import free_port
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [

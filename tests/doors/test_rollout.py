@@ -19,9 +19,9 @@ from actors.errors import ConfigError, UnavailableError
 from cluster.config.deployment import DraftChoice, load_config
 from deployments.client import connect
 from deployments.results import Result
-from deployments.rollout import Lengths, live, of_results, roll_out, since
 from deployments.rollout_cli import rollout, table
-from deployments.served_application import ServedApplication, with_user_config
+from deployments.runtime.rollout import Lengths, live, of_results, roll_out, since
+from deployments.runtime.served_application import ServedApplication, with_user_config
 
 OLD, NEW = DraftChoice(model="old"), DraftChoice(model="new")
 LOW, HIGH = Lengths.of([1, 2] * 500), Lengths.of([2, 3] * 500)
@@ -185,7 +185,7 @@ def test_a_draft_is_exchanged_under_streams_and_the_target_does_not_notice(
     Passes wait for three draft tokens: lengths near 1 + a + a^2 + a^3, 1.6 and 2.95, over 300 passes with standard
     errors below 0.1, so that a wrong decision is ten of these away.
     """
-    from deployments.local import application
+    from deployments.runtime.local import application
 
     raw = {
         "name": "trial",

@@ -21,8 +21,8 @@ import pytest
 import yaml
 
 from deployments.client import Client, connect
-from deployments.local import free_port
 from deployments.results import Result
+from deployments.runtime.local import free_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]  # Ray's own warnings are not ours to fix
 
@@ -74,7 +74,7 @@ def test_an_actor_killed_in_the_middle_costs_no_token(client: Client, tier: str)
     """All 20 streams finish with the tokens they would have had; the replica then replaces its actor."""
     import ray
 
-    from deployments.directory import NAMESPACE
+    from deployments.tiers.actor_discovery import NAMESPACE
 
     expected = tokens_of(client.generate(PROMPTS, max_tokens=60, temperature=0.0))
     (victim,) = replicas(client, tier)
@@ -258,7 +258,7 @@ def test_streams_go_on_while_a_new_version_is_rolled_out(ray_port: int) -> None:
 
     from cluster.config.deployment import load_config
     from deployments.app import application as build
-    from deployments.local import application
+    from deployments.runtime.local import application
 
     ingress = {"port": ray_port, "route_prefix": "/rolling", "batch_folder": None}
     raw = EMULATED | {"name": "rolling", "ingress": ingress}

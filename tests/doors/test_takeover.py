@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Callable
 import pytest
 
 from actors.messages import Delta
-from deployments.beats import BEAT, SilenceError, listening
-from deployments.takeover import leave_alone, take_over
+from deployments.orchestrator.failover import leave_alone, take_over
+from deployments.orchestrator.heartbeat import BEAT, SilenceError, listening
 
 Script = list[Delta | Exception]
 

@@ -20,7 +20,7 @@ import pytest
 import yaml
 from built import K8S, ROOT
 
-from deployments.local import ALLOCATOR
+from deployments.runtime.local import ALLOCATOR
 
 DOCKERFILE = ROOT / "Dockerfile"
 HADOLINT = Path(sys.executable).with_name("hadolint")

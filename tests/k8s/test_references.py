@@ -16,7 +16,7 @@ from built import K8S, OVERLAYS, ROOT, Document, build, groups, kinds, pods, ray
 
 from cluster.config.deployment import DeploymentConfig, load_config
 from cluster.kubernetes.manifests import COMPONENT, IMPORT_PATH
-from deployments import serve_environment
+from deployments.runtime import serve_environment
 
 overlays = pytest.mark.parametrize("overlay", OVERLAYS)
 SECRETS = {"outrider-api-keys", "outrider-hub", "outrider-redis"}

@@ -15,7 +15,7 @@ from actors.errors import ConfigError
 from cluster.observability import local_prometheus
 from cluster.observability.grafana.alerts import alerts
 from cluster.observability.grafana.dashboards import all_dashboards
-from deployments.local import free_port
+from deployments.runtime.local import free_port
 
 
 @pytest.mark.observability

@@ -101,7 +101,7 @@ def kill_one(tier: str) -> None:
     import ray
     from ray.util import list_named_actors
 
-    from deployments.directory import NAMESPACE, actor_prefix
+    from deployments.tiers.actor_discovery import NAMESPACE, actor_prefix
 
     names = [actor["name"] for actor in list_named_actors(all_namespaces=True) if actor["namespace"] == NAMESPACE]
     victim = min(name for name in names if name.startswith(actor_prefix(CONFIG["name"], tier)))
@@ -151,7 +151,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
         warnings.simplefilter("ignore")  # Ray's models use what pydantic will drop
         import ray
 
-        from deployments import local
+        from deployments.runtime import local
 
         raw = CONFIG | {"ingress": {"port": local.free_port()}, "tracing": {"endpoint": endpoint}}
         ray.init(
@@ -279,7 +279,7 @@ def test_a_request_is_one_trace_through_all_parts(observed: Observed) -> None:
 
 def test_observe(observed: Observed) -> None:
     """`outrider observe` starts a Prometheus beside the running application, prints links, and ends with Ctrl-C."""
-    from deployments.local import free_port
+    from deployments.runtime.local import free_port
 
     url = f"http://127.0.0.1:{(port := free_port())}"
     command = [sys.executable, "-W", "ignore", "-m", "deployments.cli", "observe"]

@@ -92,7 +92,7 @@ def test_an_operator_hears_what_a_tier_waits_for(ray_port: int, monkeypatch: pyt
     import ray
 
     from cluster.config.deployment import load_config
-    from deployments import local
+    from deployments.runtime import local
 
     class EnoughError(Exception):
         """Ends the wait."""

@@ -10,7 +10,7 @@ import pytest
 from actors import telemetry
 from actors.telemetry import MemoryRecorder
 from cluster.scaling import controller_state
-from deployments.scaling import DraftPolicy, TargetPolicy
+from deployments.tiers.autoscaling_policies import DraftPolicy, TargetPolicy
 
 SLOTS = 10
 

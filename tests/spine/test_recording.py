@@ -12,7 +12,7 @@ import pytest
 from actors.errors import ConfigError
 from cluster.config.deployment import DeploymentConfig, DraftTier, Recording, TargetTier
 from cluster.distillation.recorder import recorded_samples
-from deployments.recording import AnswerRecorder, answer_recorder
+from deployments.orchestrator.answer_recording import AnswerRecorder, answer_recorder
 
 
 def config(folder: Path, secret: bytes | None = b"0123456789abcdef\n") -> DeploymentConfig:
@@ -53,7 +53,7 @@ async def test_what_was_answered_is_kept_and_what_was_broken_off_is_not(start: A
 async def test_answers_are_written_while_the_loop_runs(
     start: Any, request_for: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("deployments.recording.FLUSH_S", 0.01)
+    monkeypatch.setattr("deployments.orchestrator.answer_recording.FLUSH_S", 0.01)
     recorder = recorder_of(tmp_path)
     async with start(keep=recorder.keep) as local:
         await local.tokens(request_for("one", (3, 1, 4), max_tokens=5))

@@ -13,7 +13,7 @@ import pytest
 from vllm_stack import CONTEXT, byte_tokenizer, checkpoint, module
 
 from cluster.config.deployment import load_config
-from deployments.local import application
+from deployments.runtime.local import application
 
 pytestmark = pytest.mark.ray
 

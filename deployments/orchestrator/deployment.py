@@ -20,13 +20,13 @@ from cluster.models import factory
 from cluster.models.factory import TextFacts
 from cluster.observability.otel_tracer import tracer_for
 from cluster.observability.ray_recorder import RayRecorder
-from deployments.beats import SILENCE_S, SilenceError, beating, listening
-from deployments.bundles import Bundler, Outcome, answered
-from deployments.carriage import Call, LostError, over_grpc
-from deployments.directory import NamedActors
-from deployments.overview import overview
-from deployments.recording import answer_recorder
-from deployments.takeover import leave_alone, take_over
+from deployments.orchestrator.answer_recording import answer_recorder
+from deployments.orchestrator.failover import leave_alone, take_over
+from deployments.orchestrator.handle import Call, LostError, over_grpc
+from deployments.orchestrator.heartbeat import SILENCE_S, SilenceError, beating, listening
+from deployments.orchestrator.request_batching import Bundler, Outcome, answered
+from deployments.tiers.actor_discovery import NamedActors
+from deployments.tiers.serve_status import overview
 
 MOST_MOVES = 3
 """Orchestrators that one answer may lose before it ends with an error."""

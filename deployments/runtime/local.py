@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 
 from actors.errors import ConfigError
 from cluster.config.deployment import DeploymentConfig, Proxy
-from deployments import haproxy, serve_environment
 from deployments.remote import check_ray_address
+from deployments.runtime import haproxy, serve_environment
 
 OBJECT_STORE_BYTES = 200 * 1024 * 1024
 """Everything that crosses an actor boundary is small; Ray's default would take a third of the memory."""
@@ -145,7 +145,7 @@ def application(config: DeploymentConfig, report: Report = lambda _: None) -> It
 @contextlib.contextmanager
 def _obstacles_reported(config: DeploymentConfig, report: Report) -> Iterator[None]:
     """Says, while an application starts, which tier waits for a place on the cluster, and for what."""
-    from deployments.overview import look
+    from deployments.tiers.serve_status import look
 
     started, told = threading.Event(), set[str]()
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from deployments.stored import OPEN, InUseError, MissingError, Status, StoredBatch, StoredFile
+from deployments.batch_api.records import OPEN, InUseError, MissingError, Status, StoredBatch, StoredFile
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS files (

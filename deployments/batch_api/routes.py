@@ -15,12 +15,12 @@ from pydantic import Field
 from starlette.responses import FileResponse, JSONResponse, Response
 
 from actors.errors import InvalidSettingError, OverloadedError, UnavailableError
-from deployments.batches import Answer, Batches
+from deployments.batch_api.records import StoredBatch, StoredFile
+from deployments.batch_api.store import BatchStore
+from deployments.batch_api.worker import Answer, Batches
 from deployments.ingress.error_responses import BodyTooLargeError
 from deployments.ingress.middleware import read_body, read_upload
 from deployments.ingress.request_body import Body, parse
-from deployments.store import BatchStore
-from deployments.stored import StoredBatch, StoredFile
 
 logger = logging.getLogger("outrider.http")
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from actors.messages import Delta
-from deployments.beats import SilenceError
+from deployments.orchestrator.heartbeat import SilenceError
 
 PATIENCE_S = 0.3
 """Who lives says so at once; where several have been asked, the next one is after this, and twice that for each more:

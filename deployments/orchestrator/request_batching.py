@@ -12,7 +12,7 @@ from contextlib import aclosing
 
 from actors.errors import EngineError, OutriderError
 from actors.messages import Delta, GenerationRequest, joined
-from deployments.beats import BEAT_S, SILENCE_S, SilenceError
+from deployments.orchestrator.heartbeat import BEAT_S, SILENCE_S, SilenceError
 
 Outcome = tuple[int, Delta | OutriderError]
 """A request's place in its bundle, and its whole answer, or what went wrong."""

@@ -27,7 +27,7 @@ from cluster.observability.otel_tracer import tracer_for
 from cluster.observability.ray_recorder import RayRecorder
 from cluster.scaling.placement import TierName, actor_gpus, bundles
 from cluster.scaling.supervision import Construction, Supervision, built
-from deployments.directory import NAMESPACE, actor_prefix
+from deployments.tiers.actor_discovery import NAMESPACE, actor_prefix
 
 if TYPE_CHECKING:
     from actors.engines.transformers.causal_lm import CausalLM
@@ -229,7 +229,7 @@ class TierReplica:
     # -- what others ask -----------------------------------------------------------------------------------------
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What the tier's autoscaling policy goes by (deployments/scaling.py); nothing while there is no actor."""
+        """What the tier's autoscaling policy goes by (deployments/tiers/autoscaling_policies.py); nothing while there is no actor."""
         try:
             load: dict[str, float] = await self._actor.load.remote()
         except Exception:

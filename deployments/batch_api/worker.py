@@ -13,9 +13,9 @@ from typing import Any
 
 from actors.errors import OutriderError, OverloadedError, RequestError, UnavailableError
 from deployments.batch import Batch, Counts, Item, read_items
+from deployments.batch_api.records import Status, StoredBatch
+from deployments.batch_api.store import BatchStore
 from deployments.ingress.error_responses import error_body
-from deployments.store import BatchStore
-from deployments.stored import Status, StoredBatch
 
 logger = logging.getLogger("outrider.http")
 
