@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 from cluster.config.deployment import load_config
-from deployments.client import connect
+from deployments.client.client import connect
 from deployments.runtime.local import application, free_port, ray_cluster
 from deployments.tiers.actor_discovery import NAMESPACE
 

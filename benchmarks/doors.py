@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from benchmarks.batch import target_facts
 from cluster.config.deployment import DeploymentConfig, load_config
-from deployments.client import Client, connect
+from deployments.client.client import Client, connect
 from deployments.runtime.local import application, free_port, ray_cluster
 
 

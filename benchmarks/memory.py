@@ -16,8 +16,8 @@ from rich.progress import track
 from rich.table import Table
 
 from cluster.config.deployment import load_config
-from deployments.client import Client, connect
-from deployments.demo import CONFIG
+from deployments.cli.demo import CONFIG
+from deployments.client.client import Client, connect
 from deployments.runtime.local import application, free_port, ray_cluster
 
 WARM_UP = 100

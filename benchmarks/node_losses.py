@@ -20,9 +20,9 @@ from benchmarks.nodes import Node, Nodes, Pool
 from cluster.config.deployment import DeploymentConfig
 from deployments import trial
 from deployments.checked_load import CheckedLoad, Told, longest
+from deployments.client.http_service import HttpService
 from deployments.fault_bench import Say, sizes
 from deployments.faults import How
-from deployments.remote import HttpService
 from deployments.victims import KINDS, find
 
 STRIKES: tuple[tuple[How, Pool], ...] = (

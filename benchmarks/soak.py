@@ -24,7 +24,7 @@ from rich.table import Table
 
 from deployments import faults, trial
 from deployments.checked_load import CheckedLoad, Told
-from deployments.remote import HttpService
+from deployments.client.http_service import HttpService
 from deployments.runtime.local import application, free_port, ray_cluster
 from deployments.victims import KINDS, Kind, Victim, find
 

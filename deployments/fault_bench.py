@@ -16,8 +16,8 @@ from actors.messages import GenerationRequest
 from cluster.config.deployment import DeploymentConfig
 from deployments import trial
 from deployments.checked_load import CheckedLoad, Told
+from deployments.client.http_service import HttpService
 from deployments.faults import Fault, strike
-from deployments.remote import HttpService
 from deployments.victims import Kind
 
 Say = Callable[[str], None]

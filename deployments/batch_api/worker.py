@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from actors.errors import OutriderError, OverloadedError, RequestError, UnavailableError
-from deployments.batch import Batch, Counts, Item, read_items
 from deployments.batch_api.records import Status, StoredBatch
 from deployments.batch_api.store import BatchStore
+from deployments.client.batch_file import Batch, Counts, Item, read_items
 from deployments.ingress.error_responses import error_body
 
 logger = logging.getLogger("outrider.http")

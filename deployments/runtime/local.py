@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from actors.errors import ConfigError
 from cluster.config.deployment import DeploymentConfig, Proxy
-from deployments.remote import check_ray_address
+from deployments.client.http_service import check_ray_address
 from deployments.runtime import haproxy, serve_environment
 
 OBJECT_STORE_BYTES = 200 * 1024 * 1024

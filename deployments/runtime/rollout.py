@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from actors.errors import ConfigError, UnavailableError
 from cluster.config.deployment import DraftChoice
 from cluster.distillation.evaluation import is_better
-from deployments.results import Result
+from deployments.client.results import Result
 
 POLL_S = 0.5
 

@@ -31,7 +31,7 @@ python3 -m venv "$venv"
 
 cat > "$venv/bin/outrider" <<EOF
 #!$venv/bin/python
-from deployments.cli import main
+from deployments.cli.main import main
 
 main()
 EOF

@@ -19,7 +19,7 @@ from ray import serve
 
 from deployments import trial
 from deployments.checked_load import CheckedLoad
-from deployments.remote import HttpService
+from deployments.client.http_service import HttpService
 from deployments.runtime.local import application, free_port
 
 STREAMS = 8

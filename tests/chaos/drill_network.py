@@ -14,7 +14,7 @@ import drills
 
 from deployments import trial
 from deployments.checked_load import CheckedLoad
-from deployments.remote import HttpService
+from deployments.client.http_service import HttpService
 from deployments.runtime.local import application, free_port, ray_cluster
 
 STREAMS = 8

@@ -11,7 +11,7 @@ from ray.cluster_utils import Cluster
 
 from deployments import trial
 from deployments.checked_load import CheckedLoad
-from deployments.remote import HttpService
+from deployments.client.http_service import HttpService
 from deployments.runtime.local import application, free_port
 
 STREAMS = 12

@@ -14,7 +14,7 @@ from actors.messages import GenerationRequest
 from actors.settings import SamplingSettings
 from deployments import trial
 from deployments.checked_load import CheckedLoad, Told
-from deployments.remote import HttpService
+from deployments.client.http_service import HttpService
 
 NAME = "drill"
 

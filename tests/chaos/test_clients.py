@@ -17,7 +17,7 @@ from actors.messages import Delta, GenerationRequest
 from actors.settings import SamplingSettings
 from cluster.config.deployment import load_config
 from deployments import trial
-from deployments.remote import HttpService
+from deployments.client.http_service import HttpService
 from deployments.victims import find
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]

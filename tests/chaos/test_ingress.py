@@ -16,8 +16,8 @@ import pytest
 from actors.messages import GenerationRequest
 from actors.settings import SamplingSettings
 from deployments import connect, trial
-from deployments.remote import HttpService
-from deployments.results import Result
+from deployments.client.http_service import HttpService
+from deployments.client.results import Result
 from deployments.victims import find
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]

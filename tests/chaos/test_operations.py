@@ -12,7 +12,7 @@ from actors.errors import EngineError
 from cluster.config.deployment import load_config
 from deployments import fault_bench, trial
 from deployments.checked_load import CheckedLoad, Told
-from deployments.remote import HttpService
+from deployments.client.http_service import HttpService
 from deployments.victims import find
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

@@ -19,7 +19,7 @@ from actors.settings import SamplingSettings
 from cluster.config.deployment import DeploymentConfig
 from deployments import faults, trial
 from deployments.checked_load import CheckedLoad, Told, Truth
-from deployments.remote import HttpService
+from deployments.client.http_service import HttpService
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]  # Ray's own warnings are not ours to fix
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from actors.errors import ConfigError, RequestError, UnavailableError
 from cluster.distillation.store import NEVER
-from deployments.distant_target import DistantTarget
+from deployments.cli.distant_target import DistantTarget
 
 
 def distant(server: FakeVllm, **options: Any) -> DistantTarget:
@@ -119,7 +119,7 @@ def test_a_server_that_tells_no_ids_is_refused() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_a_draft_is_distilled_through_a_running_outrider(ray_port: int, tmp_path: Path) -> None:
     from cluster.config.deployment import load_config
-    from deployments.distill_cli import app
+    from deployments.cli.distill import app
     from deployments.runtime.local import application
 
     folder = checkpoint(tmp_path / "target")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from cluster.distillation import training
 from cluster.distillation.recorder import Served, TrafficRecorder
 from cluster.models import references, weights
-from deployments.distill_cli import app
+from deployments.cli.distill import app
 
 runner = CliRunner()
 WORDS = [f"{a} {b}?" for a in ("how", "why", "when", "who") for b in ("is it", "was that", "are they", "do we")]

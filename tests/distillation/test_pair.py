@@ -12,7 +12,7 @@ from small_targets import EOS, VOCABULARY, checkpoint, llama, prompts
 from actors.algorithms.noise import gumbel
 from actors.engines.transformers.causal_lm import CausalLM
 from cluster.distillation.pair import expected_length, overlap, plain_answers
-from deployments import cli
+from deployments.cli import main
 
 
 def model(seed: int = 0, vocabulary: torch.Tensor | None = None) -> CausalLM:
@@ -76,7 +76,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
     def outrider(*arguments: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
-            cli.main(list(arguments))
+            main.main(list(arguments))
         told = capsys.readouterr()
         return int(ended.value.code or 0), told.out, told.err
 

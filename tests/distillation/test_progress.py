@@ -12,7 +12,7 @@ from small_targets import prompts, settings, target
 from cluster.distillation.job import Progress
 from cluster.distillation.run import distill
 from cluster.distillation.store import SampleStore
-from deployments.distill_progress import Lines, figures
+from deployments.cli.distill_progress import Lines, figures
 
 
 def ticking() -> Callable[[], float]:

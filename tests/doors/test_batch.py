@@ -17,7 +17,7 @@ import uvicorn
 from tiny import Reciter, byte_codec
 
 from actors.errors import ConfigError, UnavailableError
-from deployments.batch import Batch, Counts
+from deployments.client.batch_file import Batch, Counts
 from deployments.ingress.http_app import http_app
 from deployments.ingress.service import Served
 from deployments.runtime.local import free_port
@@ -107,7 +107,7 @@ def test_a_job_killed_again_and_again_is_complete_in_the_end(tmp_path: Path, ser
     """kill -9 after a random number of results, until it is through: 400 items, each exactly once."""
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("\n".join(line(f"item-{i}", **({"n": 0} if i == 7 else {})) for i in range(400)))
-    command = [sys.executable, "-m", "deployments.cli", "batch", str(source), str(out), "--url", server, "--json"]
+    command = [sys.executable, "-m", "deployments.cli.main", "batch", str(source), str(out), "--url", server, "--json"]
     luck = random.Random(3)
     for attempt in range(30):
         job = subprocess.Popen([*command, "--concurrency", "8"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)

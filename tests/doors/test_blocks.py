@@ -15,7 +15,7 @@ from tiny import byte_codec
 
 from actors import telemetry
 from actors.settings import SamplingSettings
-from deployments.asking import named, request_for
+from deployments.client.request_builder import named, request_for
 
 CODEC = byte_codec()
 SCRIPT = CODEC.encode("abcdefghijklmnop")

@@ -11,8 +11,8 @@ from tiny import Reciter, byte_codec
 
 from actors.errors import EngineError, OutriderError, OverloadedError, UnavailableError
 from actors.messages import Delta, GenerationRequest
-from deployments.asking import named, request_for
-from deployments.client import Client
+from deployments.client.client import Client
+from deployments.client.request_builder import named, request_for
 from deployments.orchestrator.heartbeat import SilenceError
 from deployments.orchestrator.request_batching import Bundler, Outcome, answered
 

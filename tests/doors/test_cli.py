@@ -15,16 +15,16 @@ import yaml
 
 from actors.messages import Usage
 from cluster.config.deployment import load_config
-from deployments import cli
-from deployments.acceptance_cli import achieved
-from deployments.comparison import Summary, Timing, compare, quantile
-from deployments.results import Result
+from deployments.cli import main
+from deployments.cli.acceptance import achieved
+from deployments.cli.speed_comparison import Summary, Timing, compare, quantile
+from deployments.client.results import Result
 from deployments.runtime.local import interruptible, stop_if_asked, wait_for_interrupt
 
 
 def outrider(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as ended:
-        cli.main(list(arguments))
+        main.main(list(arguments))
     told = capsys.readouterr()
     return int(ended.value.code or 0), told.out, told.err
 
@@ -32,7 +32,7 @@ def outrider(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
 def test_help_imports_nothing_heavy() -> None:
     program = (
         "import sys\nfrom deployments import cli\n"
-        "try:\n    cli.main(['--help'])\nexcept SystemExit: pass\n"
+        "try:\n    main.main(['--help'])\nexcept SystemExit: pass\n"
         "heavy = {'torch', 'ray', 'transformers', 'vllm', 'fastapi'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
@@ -125,7 +125,7 @@ def test_config_check_prints_everything(capsys: pytest.CaptureFixture[str]) -> N
 def test_the_demo_s_file_is_what_serve_deploy_takes() -> None:
     from ray.serve.schema import ServeDeploySchema
 
-    path = Path(cli.__file__).with_name("demo.yaml")
+    path = Path(main.__file__).with_name("demo.yaml")
     schema = ServeDeploySchema.model_validate(yaml.safe_load(path.read_text()))
     assert schema.applications[0].import_path == "deployments.app:build"
     assert load_config(schema.applications[0].args) == load_config(path)

@@ -24,13 +24,13 @@ from actors.errors import (
     UnavailableError,
 )
 from actors.messages import Delta, GenerationRequest, Usage
-from deployments.client import Client, connect
+from deployments.client.client import Client, connect
+from deployments.client.http_service import HttpService, check_ray_address, error_from
+from deployments.client.journal import Journal
+from deployments.client.progress import Lines
+from deployments.client.results import Result
 from deployments.ingress.http_app import http_app
 from deployments.ingress.service import Served
-from deployments.journal import Journal
-from deployments.progress import Lines
-from deployments.remote import HttpService, check_ray_address, error_from
-from deployments.results import Result
 
 CODEC = byte_codec()
 

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from tiny import Reciter, byte_codec
 
-from deployments import data
-from deployments.client import Client
+from deployments.client import ray_data
+from deployments.client.client import Client
 
 
 def test_adds_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     codec = byte_codec()
     reciter = Reciter(codec)
-    monkeypatch.setattr(data, "connect", lambda *_, **__: Client(reciter))
-    generate = data.Generate("auto", max_tokens=5)
+    monkeypatch.setattr(ray_data, "connect", lambda *_, **__: Client(reciter))
+    generate = ray_data.Generate("auto", max_tokens=5)
     prompts = np.empty(3, dtype=object)
     prompts[:] = ["a", np.array([5, 6]), np.array([{"role": "user", "content": "x"}], dtype=object)]
     got = generate({"prompt": prompts, "n": np.arange(3)})

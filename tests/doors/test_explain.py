@@ -9,7 +9,7 @@ from actors.replica.pass_metrics import PassAccounts, StepAccounts
 from actors.settings import TargetSettings
 from actors.target.scheduler import PassReport, Ruling
 from actors.telemetry import MemoryRecorder
-from deployments.explain import status_rows
+from deployments.cli.explain import status_rows
 
 
 class Held:

@@ -16,7 +16,7 @@ from actors.orchestrator.routing import mismatch
 from actors.text.emulated_codec import WordCodec
 from cluster.config.deployment import DeploymentConfig, load_config
 from cluster.models.factory import draft_model, pin, prepare, text_facts
-from deployments import cli
+from deployments.cli import main
 from deployments.runtime.local import free_port
 
 
@@ -53,7 +53,7 @@ def test_a_permuted_vocabulary_is_named_before_anything_starts(
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(raw))
     with pytest.raises(SystemExit) as ended:
-        cli.main(["serve", str(path), "--port", str(free_port())])
+        main.main(["serve", str(path), "--port", str(free_port())])
     assert ended.value.code == 2
     assert "does not share the vocabulary" in capsys.readouterr().err
 

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from actors.errors import ConfigError, UnavailableError
 from cluster.config.deployment import DraftChoice, load_config
-from deployments.client import connect
-from deployments.results import Result
-from deployments.rollout_cli import rollout, table
+from deployments.cli.rollout import rollout, table
+from deployments.client.client import connect
+from deployments.client.results import Result
 from deployments.runtime.rollout import Lengths, live, of_results, roll_out, since
 from deployments.runtime.served_application import ServedApplication, with_user_config
 

@@ -20,8 +20,8 @@ import openai
 import pytest
 import yaml
 
-from deployments.client import Client, connect
-from deployments.results import Result
+from deployments.client.client import Client, connect
+from deployments.client.results import Result
 from deployments.runtime.local import free_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]  # Ray's own warnings are not ours to fix
@@ -186,7 +186,7 @@ def test_refusals_over_the_wire(emulated_url: str, stream: bool) -> None:
 
 def test_command_line_against_a_server(emulated_url: str) -> None:
     def outrider(*arguments: str) -> str:
-        command = [sys.executable, "-m", "deployments.cli", *arguments, "--url", emulated_url]
+        command = [sys.executable, "-m", "deployments.cli.main", *arguments, "--url", emulated_url]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
 
     answer = outrider("generate", "w1 w2", "--max-tokens", "8", "--temperature", "0", "--explain")
@@ -203,7 +203,7 @@ def test_interrupting_a_server_stops_what_it_started(tmp_path: Path, proxy: str)
     config = tmp_path / "config.yaml"
     ingress = {"port": port, "proxy": proxy, "batch_folder": str(tmp_path / "batches")}
     config.write_text(yaml.safe_dump(EMULATED | {"ingress": ingress}))
-    command = [sys.executable, "-m", "deployments.cli", "serve", str(config)]
+    command = [sys.executable, "-m", "deployments.cli.main", "serve", str(config)]
     with (tmp_path / "log").open("wb") as log:
         server = subprocess.Popen(command, start_new_session=True, stdout=log, stderr=log)
     try:

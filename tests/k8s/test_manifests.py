@@ -20,7 +20,7 @@ from actors.errors import ConfigError
 from cluster.config.deployment import load_config
 from cluster.kubernetes import manifests
 from cluster.kubernetes.manifests import PodShape
-from deployments.k8s_cli import app
+from deployments.cli.kubernetes import app
 
 TEMPLATE = manifests.load_template()
 ONE = PodShape()

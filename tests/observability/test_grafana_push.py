@@ -19,7 +19,7 @@ from cluster.observability.grafana.alerts import alerts
 from cluster.observability.grafana.client import GrafanaError, MissingError, Transport, push
 from cluster.observability.grafana.dashboards import all_dashboards
 from cluster.observability.grafana.managed import rule_group
-from deployments import k8s_cli
+from deployments.cli import kubernetes
 
 needs_package = pytest.mark.observability
 PROMETHEUS = "http://prometheus.monitoring:9090"
@@ -168,11 +168,11 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.Mo
 def test_command(grafana: tuple[Grafana, str]) -> None:
     _, url = grafana
     environment = {"GRAFANA_URL": url, "GRAFANA_TOKEN": TOKEN}
-    result = CliRunner().invoke(k8s_cli.grafana, ["push", "--alerts", "--prometheus", PROMETHEUS], env=environment)
+    result = CliRunner().invoke(kubernetes.grafana, ["push", "--alerts", "--prometheus", PROMETHEUS], env=environment)
     assert result.exit_code == 0, result.output
     assert "4 written, 0 unchanged" in result.output
     assert "alerts created" in result.output
     assert TOKEN not in result.output
-    refused = CliRunner().invoke(k8s_cli.grafana, ["push", "--url", url, "--token", "wrong"])
+    refused = CliRunner().invoke(kubernetes.grafana, ["push", "--url", url, "--token", "wrong"])
     assert refused.exit_code == 1
     assert "error: GET /folders/outrider" in refused.output

@@ -282,7 +282,7 @@ def test_observe(observed: Observed) -> None:
     from deployments.runtime.local import free_port
 
     url = f"http://127.0.0.1:{(port := free_port())}"
-    command = [sys.executable, "-W", "ignore", "-m", "deployments.cli", "observe"]
+    command = [sys.executable, "-W", "ignore", "-m", "deployments.cli.main", "observe"]
     with subprocess.Popen(
         [*command, "--address", observed.cluster, "--port", str(port)],
         stdout=subprocess.PIPE,

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.config.deployment import DeploymentConfig
 from cluster.scaling.placement import Node, bundles, group_options, obstacle
-from deployments.explain import status_rows
+from deployments.cli.explain import status_rows
 
 GPU_NODE = Node({"CPU": 16, "GPU": 4}, {"CPU": 16, "GPU": 4}, {"tier": "target"})
 CPU_NODE = Node({"CPU": 8}, {"CPU": 8}, {"tier": "draft"})

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from actors.errors import ConfigError, OutriderError, RequestError
-from deployments.client_options import DEFAULT_URL, AsJson, Key, Url, client_of
+from deployments.cli.options import DEFAULT_URL, AsJson, Key, Url, client_of
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -95,7 +95,7 @@ def demo(
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Default: 8000, or any that is free.")] = None,
 ) -> None:
     """Serve a small real model with a draft on this machine, and compare with plain decoding."""
-    from deployments.demo import run
+    from deployments.cli.demo import run
     from deployments.runtime.local import interruptible
 
     with interruptible():
@@ -121,7 +121,7 @@ def status(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> 
     from rich.console import Console
     from rich.table import Column, Table
 
-    from deployments.explain import status_rows
+    from deployments.cli.explain import status_rows
 
     title = f"{url}: {'ready' if ready else 'not ready'}, {told.get('sessions', 0)} requests under way"
     table = Table("tier", Column("replica", overflow="fold"), "load", "controllers", title=title)
@@ -193,18 +193,18 @@ def _add_groups() -> None:
     """Command groups that live in modules of their own."""
     if any(group.name == "k8s" for group in app.registered_groups):
         return
-    from deployments import acceptance_cli, answer_cli, batch_cli, distill_cli, k8s_cli, plan_cli, rollout_cli
+    from deployments.cli import acceptance, answer, batch, distill, kubernetes, plan, rollout
 
-    app.command(epilog=answer_cli.EXAMPLES)(answer_cli.generate)
-    app.command()(answer_cli.chat)
-    app.command(epilog=batch_cli.EXAMPLES)(batch_cli.batch)
-    app.command()(plan_cli.plan)
-    app.command()(acceptance_cli.acceptance)
-    app.command()(distill_cli.distill)
-    app.command()(rollout_cli.rollout)
-    app.command()(k8s_cli.observe)
-    app.add_typer(k8s_cli.app, name="k8s")
-    app.add_typer(k8s_cli.grafana, name="grafana")
+    app.command(epilog=answer.EXAMPLES)(answer.generate)
+    app.command()(answer.chat)
+    app.command(epilog=batch.EXAMPLES)(batch.batch)
+    app.command()(plan.plan)
+    app.command()(acceptance.acceptance)
+    app.command()(distill.distill)
+    app.command()(rollout.rollout)
+    app.command()(kubernetes.observe)
+    app.add_typer(kubernetes.app, name="k8s")
+    app.add_typer(kubernetes.grafana, name="grafana")
 
 
 def _load(path: Path) -> Any:

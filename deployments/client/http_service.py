@@ -15,7 +15,7 @@ import httpx
 from actors import errors
 from actors.errors import ConfigError, EngineError, InvalidSettingError, OutriderError, RequestError, UnavailableError
 from actors.messages import Alternatives, Delta, GenerationRequest, Usage
-from deployments.results import usage_from
+from deployments.client.results import usage_from
 
 CONNECT_LIMIT_S = 10.0
 RETRY_S = 0.2

@@ -20,12 +20,12 @@ from typing import Any, Literal, Self, TypeVar
 
 from actors.errors import ConfigError, InvalidSettingError, OutriderError, OverloadedError, UnavailableError
 from actors.messages import Delta, GenerationRequest
-from deployments.asking import Prompt, asked_of, named, request_for
+from deployments.client.http_service import HttpService, check_ray_address
+from deployments.client.journal import Journal, digest
+from deployments.client.progress import Progress, progress_for
+from deployments.client.request_builder import Prompt, asked_of, named, request_for
+from deployments.client.results import Result
 from deployments.ingress.service import Answering, Service
-from deployments.journal import Journal, digest
-from deployments.progress import Progress, progress_for
-from deployments.remote import HttpService, check_ray_address
-from deployments.results import Result
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 LONGEST_PAUSE_S = 20.0

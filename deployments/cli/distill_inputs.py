@@ -91,7 +91,7 @@ class Server:
         Raises ConfigError if it serves something else, UnavailableError if it does not answer; with `auto` both mean
         to sample here, and `say` is told so.
         """
-        from deployments.distant_target import DistantTarget
+        from deployments.cli.distant_target import DistantTarget
 
         auto = self.through == "auto"
         found = DistantTarget(

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from actors.errors import ConfigError, OutriderError
-from deployments import distill_inputs as inputs
-from deployments.distill_progress import shown
+from deployments.cli import distill_inputs as inputs
+from deployments.cli.distill_progress import shown
 
 app = typer.Typer(help="Make a draft for a target.")
 Arithmetic = Literal["auto", "float32", "bfloat16"]
@@ -85,7 +85,7 @@ def distill(
     Stop it at any moment (Ctrl-C): the same command goes on where it stopped. The draft appears in OUT when it is
     done, with a card of how it was made and what it is worth; serve it with draft.model: OUT.
 
-    Under `accelerate launch --num_processes N -m deployments.cli distill ...` N GPUs train together; the first one
+    Under `accelerate launch --num_processes N -m deployments.cli.main distill ...` N GPUs train together; the first one
     samples (or --through a server), and evaluates.
     """
     import torch

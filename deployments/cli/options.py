@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from deployments.client import Client
+    from deployments.client.client import Client
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -18,6 +18,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
 
 def client_of(url: str, key: str | None) -> Client:
     """A client of that server; imported only now, so that `--help` is instant."""
-    from deployments.client import connect
+    from deployments.client.client import connect
 
     return connect(url, key=key)

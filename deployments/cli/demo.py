@@ -14,9 +14,9 @@ from actors.errors import ConfigError
 from actors.messages import Delta
 from actors.text.answer_comparison import Comparison
 from cluster.config.deployment import DeploymentConfig, load_config
-from deployments.client import Client, connect
-from deployments.comparison import Summary, Timing, compare, measure
-from deployments.explain import Explainer
+from deployments.cli.explain import Explainer
+from deployments.cli.speed_comparison import Summary, Timing, compare, measure
+from deployments.client.client import Client, connect
 from deployments.runtime.local import application, check_port, free_port, ray_cluster, stop_if_asked, wait_for_interrupt
 
 CONFIG = Path(__file__).with_name("demo.yaml")

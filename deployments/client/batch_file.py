@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from actors.errors import ConfigError, OutriderError, RequestError
+from deployments.client.jsonl import LineFile
 from deployments.ingress.error_responses import error_body
-from deployments.lines import LineFile
 
 ROUTES = ("/v1/chat/completions", "/v1/completions")
 MAX_LINE_BYTES = 8 * 1024 * 1024

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deployments.client_options import DEFAULT_URL, AsJson, Key, Url, client_of
+from deployments.cli.options import DEFAULT_URL, AsJson, Key, Url, client_of
 
 EXAMPLES = (
     "Examples:\n\n"
@@ -76,7 +76,7 @@ def chat(
 def _stream(client: Any, asked: Any, sampling: dict[str, Any], explain: bool) -> str:
     from rich.console import Console
 
-    from deployments.explain import Explainer
+    from deployments.cli.explain import Explainer
 
     console = Console()
     explainer = Explainer(console, explain)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from actors.errors import ConfigError
-from deployments.client_options import AsJson
+from deployments.cli.options import AsJson
 
 
 def plan(
@@ -44,7 +44,7 @@ def plan(
 
     given = _given(file)
     if traffic is not None:
-        from deployments.traffic_report import show
+        from deployments.cli.traffic_report import show
 
         show(traffic, given, as_json)
         return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.errors import ConfigError
-from deployments.client_options import AsJson
+from deployments.cli.options import AsJson
 
 if TYPE_CHECKING:
     from deployments.runtime.rollout import Lengths, Verdict
@@ -92,7 +92,7 @@ def _measured(
     concurrency: int,
     sampling: dict[str, Any],
 ) -> Lengths:
-    from deployments.client import connect
+    from deployments.client.client import connect
     from deployments.runtime.rollout import Lengths, live, of_results
 
     if asked is None:
@@ -114,7 +114,7 @@ def _check(served: Any, choice: Any) -> None:
 
 
 def _messages(file: Path) -> list[list[dict[str, str]]]:
-    from deployments.acceptance_cli import read_texts
+    from deployments.cli.acceptance import read_texts
 
     return [[{"role": "user", "content": text}] for text in read_texts(file)]
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.errors import UnavailableError
-from deployments.client_options import DEFAULT_URL, Url
+from deployments.cli.options import DEFAULT_URL, Url
 
 if TYPE_CHECKING:
     import httpx
 
-    from deployments.batch import Counts, Post
+    from deployments.client.batch_file import Counts, Post
 
 PATIENCE = 8
 """Tries of one item before it counts as failed; the pauses between them grow to twenty seconds."""
@@ -62,10 +62,10 @@ def batch(
 async def _run(source: Path, results: Path, errors: Path, url: str, key: str | None, concurrency: int) -> Counts:
     import httpx
 
-    from deployments.batch import Batch
-    from deployments.progress import progress_for
-    from deployments.remote import CONNECT_LIMIT_S
-    from deployments.results import Result, usage_from
+    from deployments.client.batch_file import Batch
+    from deployments.client.http_service import CONNECT_LIMIT_S
+    from deployments.client.progress import progress_for
+    from deployments.client.results import Result, usage_from
 
     headers = {"authorization": f"Bearer {key}"} if key else {}
     timeout = httpx.Timeout(None, connect=CONNECT_LIMIT_S)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.errors import ConfigError
-from deployments.lines import LineFile
+from deployments.client.jsonl import LineFile
 
 
 def digest(value: object) -> str:

@@ -17,7 +17,7 @@ import torch
 
 from actors.errors import ConfigError, EngineError, OverloadedError, UnavailableError
 from cluster.distillation.store import NEVER, Sample, padded
-from deployments.remote import error_from
+from deployments.client.http_service import error_from
 
 if TYPE_CHECKING:
     from cluster.distillation.job import Target

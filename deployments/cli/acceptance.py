@@ -15,7 +15,7 @@ from actors.errors import ConfigError
 if TYPE_CHECKING:
     from cluster.distillation.evaluation import Acceptance
     from cluster.distillation.pair import Overlap
-    from deployments.results import Result
+    from deployments.client.results import Result
 
 
 def acceptance(
@@ -137,7 +137,7 @@ def save_plot(overlap: Overlap, rules: Sequence[Acceptance], path: Path) -> bool
 def _of_server(
     prompts: Path, url: str, key: str | None, tokens: int, temperature: float, concurrency: int, as_json: bool
 ) -> None:
-    from deployments.client import connect
+    from deployments.client.client import connect
 
     asked = [[{"role": "user", "content": text}] for text in read_texts(prompts)]
     with connect(url, key=key) as client:

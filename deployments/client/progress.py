@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
-from deployments.results import Result
+from deployments.client.results import Result
 
 LINE_PERIOD_S = 10.0
 

@@ -1,7 +1,7 @@
 """For Ray Data: a ready class for `map_batches`.
 
 import ray
-from deployments.data import Generate
+from deployments.client.ray_data import Generate
 
 answered = ray.data.read_json("prompts.jsonl").map_batches(
     Generate, fn_constructor_kwargs={"target": "auto", "max_tokens": 100}, concurrency=2, batch_size=256
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deployments.client import connect
+from deployments.client.client import connect
 
 
 class Generate:
