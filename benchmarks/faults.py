@@ -16,12 +16,11 @@ import statistics
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import node_losses
-from benchmarks.node_losses import Losses
-from benchmarks.nodes import cluster_of_nodes
-from deployments import fault_bench, trial
-from deployments.checked_load import Told
-from deployments.fault_bench import Failover, Scaling
+from benchmarks.support import emulated_application, fault_scenarios, node_losses
+from benchmarks.support.checked_load import Told
+from benchmarks.support.fault_scenarios import Failover, Scaling
+from benchmarks.support.node_losses import Losses
+from benchmarks.support.ray_nodes import cluster_of_nodes
 from deployments.runtime.local import application, free_port, ray_cluster
 
 MACHINE = f"{platform.machine()}, {os.cpu_count()} cores"
@@ -43,14 +42,14 @@ def main() -> None:
     parts = (given.only,) if given.only else ("processes", "scaling", "nodes")
     told: list[Told] = []
     if "processes" in parts:
-        config = trial.config("faults", free_port(), given.streams)
+        config = emulated_application.config("faults", free_port(), given.streams)
         with ray_cluster(), application(config) as url:
-            failed = asyncio.run(fault_bench.failover(url, config, given.streams, given.repeats, say))
+            failed = asyncio.run(fault_scenarios.failover(url, config, given.streams, given.repeats, say))
         _print_failover(console, failed, given.streams)
         told.append(failed.told)
     if "scaling" in parts:
-        with ray_cluster(), application(fault_bench.scaling_config("scaling", free_port(), given.streams)) as url:
-            scaled = asyncio.run(fault_bench.scaling(url, given.streams, say))
+        with ray_cluster(), application(fault_scenarios.scaling_config("scaling", free_port(), given.streams)) as url:
+            scaled = asyncio.run(fault_scenarios.scaling(url, given.streams, say))
         _print_scaling(console, scaled)
         told += scaled.told
     if "nodes" in parts:

@@ -22,11 +22,11 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from deployments import faults, trial
-from deployments.checked_load import CheckedLoad, Told
+from benchmarks.support import emulated_application, fault_schedule
+from benchmarks.support.checked_load import CheckedLoad, Told
+from benchmarks.support.processes import KINDS, Kind, Victim, find
 from deployments.client.http_service import HttpService
 from deployments.runtime.local import application, free_port, ray_cluster
-from deployments.victims import KINDS, Kind, Victim, find
 
 WATCHED: tuple[Kind, ...] = (*KINDS, "proxy")
 PERIOD_S = 5.0
@@ -71,19 +71,19 @@ async def soak(
 ) -> tuple[dict[int, Track], Told]:
     """Load, faults and samples for `minutes`; then everything must be at rest."""
     service, tracks, stop = HttpService(url), dict[int, Track](), asyncio.Event()
-    load = CheckedLoad(service, trial.request, trial.truth, streams)
+    load = CheckedLoad(service, emulated_application.request, emulated_application.truth, streams)
     watching = asyncio.create_task(watch(tracks, stop))
     deadline, chance = time.monotonic() + 60 * minutes, random.Random(1)
-    for pause, fault in faults.schedule(1, 1000, spacing_s=fault_every_s):
+    for pause, fault in fault_schedule.schedule(1, 1000, spacing_s=fault_every_s):
         if time.monotonic() + pause + 20 > deadline:
             break
         await asyncio.sleep(pause)
-        struck = await faults.strike(NAME, fault, chance, thaw_after_s=freeze_s)
+        struck = await fault_schedule.strike(NAME, fault, chance, thaw_after_s=freeze_s)
         say.print(f"{fault}: {struck.victim.name}", style="dim")
     await asyncio.sleep(max(0.0, deadline - time.monotonic()))
     told = await load.stop()
-    await trial.at_rest(NAME)
-    if left := await trial.held(service):
+    await emulated_application.at_rest(NAME)
+    if left := await emulated_application.held(service):
         raise SystemExit(f"{left} sessions and sequences were never given back")
     stop.set()
     await watching
@@ -126,8 +126,8 @@ def main() -> None:
     given = parser.parse_args()
     console = Console()
     console.width = max(console.width, 110)
-    config = trial.config(NAME, free_port(), given.streams, given.pass_ms)
-    freeze = trial.freeze_s(config)
+    config = emulated_application.config(NAME, free_port(), given.streams, given.pass_ms)
+    freeze = emulated_application.freeze_s(config)
     with ray_cluster(), application(config) as url:
         tracks, told = asyncio.run(soak(url, given.minutes, given.streams, given.fault_every, freeze, console))
     given.out.mkdir(parents=True, exist_ok=True)

@@ -34,10 +34,10 @@ from actors.target.vllm_actor import VllmTargetActor
 from actors.telemetry import MemoryRecorder, Recorder
 from actors.transport.links import LocalPeer
 from benchmarks.cpu_block import provenance
-from benchmarks.scripted import Script, ScriptedDraft
+from benchmarks.demo_pair import CHAT
+from benchmarks.support.scripted_draft import Script, ScriptedDraft
 from cluster.config.deployment import DeploymentConfig, Resources, load_config
 from cluster.models import factory, references, weights
-from deployments.bench_demo import CHAT
 
 SLOTS, CONTEXT = 16, 512
 CONFIG = {
@@ -171,7 +171,7 @@ def scripted_ways(config: DeploymentConfig, script: Script) -> list[Way]:
     alone = replace(ours, plan=replace(ours.plan, lookahead=None))
     own = {
         "method": "custom_class",
-        "model": "benchmarks.scripted.ColocatedDraft",
+        "model": "benchmarks.support.scripted_draft.ColocatedDraft",
         "num_speculative_tokens": script.lookahead,
     }
     chain = DraftSettings(slots=SLOTS, context=CONTEXT, tree=TreeSettings(branching=1))

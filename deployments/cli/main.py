@@ -134,7 +134,7 @@ def status(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def bench(context: typer.Context) -> None:
     """Measure, on emulated or real tiers; `outrider bench --help` lists what."""
-    raise typer.Exit(importlib.import_module("deployments.bench").run(context.args) or 0)
+    raise typer.Exit(importlib.import_module("benchmarks.pipeline").run(context.args) or 0)
 
 
 @models_app.command()

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from deployments import trace
-from deployments.bench_figures import (
+from benchmarks.support import timeline
+from benchmarks.support.actor_rig import Answer, Run
+from benchmarks.support.figures import (
     Limits,
     against_bound,
     best_in_turn_k,
@@ -20,9 +21,8 @@ from deployments.bench_figures import (
     steady,
     summarise,
 )
-from deployments.bench_report import Goal, Row, Section, plot, provenance, to_json
-from deployments.probes import PassNote, ReplicaNotes, StepNote
-from deployments.rig import Answer, Run
+from benchmarks.support.report import Goal, Row, Section, plot, provenance, to_json
+from benchmarks.support.timed_actors import PassNote, ReplicaNotes, StepNote
 
 REFERENCE = Limits(pass_s=0.025, step_s=0.003, acceptance=0.8)
 
@@ -164,7 +164,7 @@ def test_percentiles_and_summaries() -> None:
 
 def test_a_trace_has_every_pass_step_hop_and_arrival(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "trace.json"
-    trace.write(a_run(), path)
+    timeline.write(a_run(), path)
     events = json.loads(path.read_text())["traceEvents"]
     named = {event["name"] for event in events if event["ph"] == "X"}
     assert {"pass: no drafts", "pass: 3 of 4 accepted", "step: 4 nodes", "held for drafts", "offer", "commit"} <= named

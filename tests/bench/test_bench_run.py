@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from actors.settings import TreeSettings
+from benchmarks.pipeline import run
+from benchmarks.pipeline_scenarios import emulated
+from benchmarks.support.actor_rig import LocalRig, RigPlan
+from benchmarks.support.load_runner import Lab, Load, Measured
+from benchmarks.support.modes import MODES, Mode, in_mode
 from cluster.config.deployment import DeploymentConfig
-from deployments.bench import run
-from deployments.bench_lab import Lab, Load, Measured
-from deployments.bench_modes import MODES, Mode, in_mode
-from deployments.bench_scenarios import emulated
-from deployments.rig import LocalRig, RigPlan
 
 
 def fast(acceptance: float = 0.8, targets: int = 1) -> DeploymentConfig:
@@ -68,7 +68,7 @@ async def test_wrong_answers_are_counted() -> None:
     lab = Lab(LocalRig.start, 1)
     found = await lab.measure("test", config, Load(2, 8))
     found.runs[0].answers[0].tokens[3] += 1
-    from deployments.bench_lab import wrong_answers
+    from benchmarks.support.load_runner import wrong_answers
 
     assert wrong_answers(found.runs[0].answers, config, Load(2, 8)) == 1
 

@@ -17,8 +17,8 @@ import psutil
 import ray
 from ray import serve
 
-from deployments import trial
-from deployments.checked_load import CheckedLoad
+from benchmarks.support import emulated_application
+from benchmarks.support.checked_load import CheckedLoad
 from deployments.client.http_service import HttpService
 from deployments.runtime.local import application, free_port
 
@@ -36,7 +36,7 @@ def kill_head(pid: int) -> None:
 def main() -> None:
     address, here, head, *restart = sys.argv[1:]
     side = {"labels": {"side": "far"}}
-    config = trial.config(
+    config = emulated_application.config(
         drills.NAME,
         free_port(here),
         STREAMS,
@@ -57,9 +57,9 @@ def main() -> None:
         async def back() -> bool:
             return len(await asyncio.to_thread(ray.nodes)) >= 2 and await service.ready()
 
-        await trial.until(back)
+        await emulated_application.until(back)
         answers = load.told.answers
-        await trial.until(lambda: load.told.answers > answers + STREAMS)
+        await emulated_application.until(lambda: load.told.answers > answers + STREAMS)
         return {"answers_during": during, "back_s": time.monotonic() - killed, "gap": load.told.longest_gap(killed)}
 
     ray.init(address=address, _node_ip_address=here, log_to_driver=False)

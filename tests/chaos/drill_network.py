@@ -12,8 +12,8 @@ from typing import Any
 
 import drills
 
-from deployments import trial
-from deployments.checked_load import CheckedLoad
+from benchmarks.support import emulated_application
+from benchmarks.support.checked_load import CheckedLoad
 from deployments.client.http_service import HttpService
 from deployments.runtime.local import application, free_port, ray_cluster
 
@@ -32,7 +32,7 @@ async def accepting(service: HttpService) -> bool:
 
 def main() -> None:
     address, interface = sys.argv[1:]
-    config = trial.config(
+    config = emulated_application.config(
         drills.NAME,
         free_port(),
         STREAMS,
@@ -49,14 +49,14 @@ def main() -> None:
         await asyncio.sleep(CUT_S)
         during = load.told.answers - answers
         await switch(interface, "up")
-        await trial.until(lambda: accepting(service))
+        await emulated_application.until(lambda: accepting(service))
         recovered = time.monotonic() - began - CUT_S
 
         async def whole() -> bool:
             status: Any = await service.status()
             return len(status["target"]["replicas"]) == 2
 
-        await trial.until(whole)
+        await emulated_application.until(whole)
         return {
             "before": before,
             "answers_during": during,

@@ -6,8 +6,8 @@ import asyncio
 
 import drills
 
-from benchmarks import node_losses
-from benchmarks.nodes import cluster_of_nodes
+from benchmarks.support import node_losses
+from benchmarks.support.ray_nodes import cluster_of_nodes
 from deployments.runtime.local import application, free_port
 
 STREAMS = 12

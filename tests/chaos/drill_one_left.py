@@ -9,8 +9,8 @@ from typing import Any
 import drills
 from ray.cluster_utils import Cluster
 
-from deployments import trial
-from deployments.checked_load import CheckedLoad
+from benchmarks.support import emulated_application
+from benchmarks.support.checked_load import CheckedLoad
 from deployments.client.http_service import HttpService
 from deployments.runtime.local import application, free_port
 
@@ -43,7 +43,7 @@ def main() -> None:
     nodes = [cluster.add_node(num_cpus=8, labels={"pool": "models"}) for _ in range(2)]
     ray.init(address=cluster.address, log_to_driver=False)
     labels = {"resources": {"labels": {"pool": "models"}}}
-    config = trial.config(drills.NAME, free_port(), STREAMS, target=labels, draft=labels)
+    config = emulated_application.config(drills.NAME, free_port(), STREAMS, target=labels, draft=labels)
     with application(config) as url:
         placed = node_of_actors()
         spread = {
@@ -62,7 +62,7 @@ def main() -> None:
                 gone = {name for name, node in placed.items() if node == doomed.node_id}
                 return len(alive) == 4 and not alive & gone
 
-            await trial.until(back)
+            await emulated_application.until(back)
             return {"spread": spread, "on_head": head in placed.values()}
 
         asyncio.run(drills.under_load(url, STREAMS, drill))

@@ -12,8 +12,8 @@ from typing import Any
 
 from actors.messages import GenerationRequest
 from actors.settings import SamplingSettings
-from deployments import trial
-from deployments.checked_load import CheckedLoad, Told
+from benchmarks.support import emulated_application
+from benchmarks.support.checked_load import CheckedLoad, Told
 from deployments.client.http_service import HttpService
 
 NAME = "drill"
@@ -43,8 +43,8 @@ async def under_load(
 ) -> None:
     """Run `drill` under a checked load, and print what clients saw, with the facts it returns."""
     service = HttpService(url)
-    load = CheckedLoad(service, trial.request, trial.truth, streams)
-    await trial.until(lambda: load.told.answers >= streams)
+    load = CheckedLoad(service, emulated_application.request, emulated_application.truth, streams)
+    await emulated_application.until(lambda: load.told.answers >= streams)
     facts = await drill(service, load)
     told = await load.stop()
     await service.close()
@@ -54,7 +54,7 @@ async def under_load(
 async def accepted(service: HttpService, number: int) -> int:
     """Draft tokens accepted in one answer: 0 is plain decoding."""
     sampling = SamplingSettings(temperature=0.0, max_tokens=40, ignore_eos=True)
-    prompt = trial.request(number).tokens
+    prompt = emulated_application.request(number).tokens
     got = 0
     async for delta in service.generate(GenerationRequest(f"probe-{number}", sampling, tokens=prompt)):
         got += sum(origin == "accepted" for origin in delta.origins)

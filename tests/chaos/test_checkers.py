@@ -10,8 +10,8 @@ import pytest
 
 from actors.errors import EngineError, UnavailableError
 from actors.messages import Delta, GenerationRequest
-from deployments import faults, trial
-from deployments.checked_load import MOST_TRIES, CheckedLoad, Told
+from benchmarks.support import emulated_application, fault_schedule
+from benchmarks.support.checked_load import MOST_TRIES, CheckedLoad, Told
 
 Script = Callable[[tuple[int, ...], int], tuple[tuple[int, ...], Exception | None]]
 
@@ -24,7 +24,7 @@ class Scripted:
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         attempt = int(request.id.rpartition("-")[2])
-        tokens, error = self._script(tuple(trial.truth(request)), attempt)
+        tokens, error = self._script(tuple(emulated_application.truth(request)), attempt)
         await asyncio.sleep(0)
         yield Delta(tokens[:10])
         yield Delta(tokens[10:])
@@ -41,12 +41,12 @@ class Scripted:
 async def told(script: Script, monkeypatch: pytest.MonkeyPatch) -> Told:
     """What two clients saw of one answer each."""
     monkeypatch.setattr(UnavailableError, "retry_after", 0.0)
-    return await CheckedLoad(Scripted(script), trial.request, trial.truth, 2).stop()
+    return await CheckedLoad(Scripted(script), emulated_application.request, emulated_application.truth, 2).stop()
 
 
 async def test_right_answers_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = await told(lambda truth, attempt: (truth, None), monkeypatch)
-    assert (seen.answers, seen.tokens) == (2, 2 * trial.TOKENS)
+    assert (seen.answers, seen.tokens) == (2, 2 * emulated_application.TOKENS)
     assert (seen.lost, seen.changed, seen.broken) == ([], [], [])
 
 
@@ -56,7 +56,7 @@ async def test_right_answers_pass(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda truth, attempt: ((*truth[:20], truth[20] + 1, *truth[21:]), None), 20),  # one token changed
         (lambda truth, attempt: ((*truth[:20], *truth[21:]), None), 20),  # one lost
         (lambda truth, attempt: ((*truth[:20], truth[19], *truth[20:]), None), 20),  # one said twice
-        (lambda truth, attempt: (truth[:-1], None), trial.TOKENS - 1),  # ended early
+        (lambda truth, attempt: (truth[:-1], None), emulated_application.TOKENS - 1),  # ended early
     ],
 )
 async def test_a_wrong_answer_is_noticed(script: Script, place: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,8 +89,8 @@ def test_pauses_and_rates_are_of_the_time_asked_for() -> None:
 
 
 def test_a_schedule_holds_every_fault_once_a_round_and_follows_its_seed() -> None:
-    plan = faults.schedule(1, rounds=3)
-    assert plan == faults.schedule(1, rounds=3) != faults.schedule(2, rounds=3)
-    assert Counter(fault for _, fault in plan) == dict.fromkeys(faults.ALL, 3)
-    assert Counter(str(fault) for fault in faults.ALL)["freeze ingress"] == 0
+    plan = fault_schedule.schedule(1, rounds=3)
+    assert plan == fault_schedule.schedule(1, rounds=3) != fault_schedule.schedule(2, rounds=3)
+    assert Counter(fault for _, fault in plan) == dict.fromkeys(fault_schedule.ALL, 3)
+    assert Counter(str(fault) for fault in fault_schedule.ALL)["freeze ingress"] == 0
     assert all(0.5 <= pause <= 1.5 for pause, _ in plan)

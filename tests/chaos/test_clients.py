@@ -15,10 +15,10 @@ from psutil import STATUS_ZOMBIE, NoSuchProcess, Process
 from actors.errors import ConfigError
 from actors.messages import Delta, GenerationRequest
 from actors.settings import SamplingSettings
+from benchmarks.support import emulated_application
+from benchmarks.support.processes import find
 from cluster.config.deployment import load_config
-from deployments import trial
 from deployments.client.http_service import HttpService
-from deployments.victims import find
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 LEAVERS = 300
@@ -26,7 +26,7 @@ LEAVERS = 300
 
 def long_request(number: int, **sampling: Any) -> GenerationRequest:
     settings = SamplingSettings(**{"temperature": 0.0, "max_tokens": 60, "ignore_eos": True} | sampling)
-    return GenerationRequest(f"c{number}", settings, tokens=trial.request(number).tokens)
+    return GenerationRequest(f"c{number}", settings, tokens=emulated_application.request(number).tokens)
 
 
 def runs(pid: int) -> bool:
@@ -59,11 +59,11 @@ def test_clients_that_leave_at_random_moments_leave_nothing_behind(emulated_url:
         service = HttpService(emulated_url)
         await asyncio.gather(*(leave(service, number, chance.randrange(4)) for number in range(LEAVERS)))
         began = asyncio.get_running_loop().time()
-        await trial.at_rest("emulated")
+        await emulated_application.at_rest("emulated")
         print(f"at rest after {asyncio.get_running_loop().time() - began:.2f} s")
         requests = [long_request(number) for number in range(20)]
         answers = await asyncio.gather(*(tokens(service, request) for request in requests))
-        assert list(answers) == [trial.truth(request) for request in requests]
+        assert list(answers) == [emulated_application.truth(request) for request in requests]
         await service.close()
 
     asyncio.run(run())
@@ -80,7 +80,7 @@ def test_a_draft_that_goes_after_the_tenth_token_changes_nothing(emulated_url: s
             got.append(delta)
             if before < 10 <= before + len(delta.tokens):
                 draft.send(how)
-        assert tuple(token for delta in got for token in delta.tokens) == trial.truth(request)
+        assert tuple(token for delta in got for token in delta.tokens) == emulated_application.truth(request)
         assert got[-1].finish == "length"
         await service.close()
 
@@ -89,7 +89,7 @@ def test_a_draft_that_goes_after_the_tenth_token_changes_nothing(emulated_url: s
             now = await find("emulated", "draft actor")
             return [one.name for one in now] != [draft.name] and len(now) == 1 and not runs(draft.pid)
 
-        await trial.until(replaced)
+        await emulated_application.until(replaced)
 
     asyncio.run(run())
 
@@ -137,7 +137,7 @@ def test_a_model_thread_that_stands_still_is_replaced_and_its_answer_goes_on(ray
     async def run(url: str) -> None:
         service, request = HttpService(url), long_request(22)
         (before,) = await find("frozen", "target actor")
-        assert await tokens(service, request) == trial.truth(request)
+        assert await tokens(service, request) == emulated_application.truth(request)
         (after,) = await find("frozen", "target actor")
         assert before.name != after.name
         await service.close()
@@ -168,7 +168,7 @@ def test_a_flood_of_text_stops_neither_health_nor_streams(emulated_url: str) -> 
                     during += 1
                     if during % 5 == 1:
                         healthy += (await client.get(f"{emulated_url}/health", timeout=30)).status_code == 200
-        assert tuple(got) == trial.truth(request)
+        assert tuple(got) == emulated_application.truth(request)
         assert during > 1
         assert healthy > 0
         for flood in floods:

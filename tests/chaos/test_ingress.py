@@ -15,10 +15,11 @@ import pytest
 
 from actors.messages import GenerationRequest
 from actors.settings import SamplingSettings
-from deployments import connect, trial
+from benchmarks.support import emulated_application
+from benchmarks.support.processes import find
+from deployments import connect
 from deployments.client.http_service import HttpService
 from deployments.client.results import Result
-from deployments.victims import find
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 T = TypeVar("T")
@@ -28,7 +29,7 @@ ASKED: dict[str, Any] = {"temperature": 0.0, "max_tokens": TOKENS, "ignore_eos":
 
 
 def prompt(number: int) -> tuple[int, ...]:
-    return trial.request(number).tokens or ()
+    return emulated_application.request(number).tokens or ()
 
 
 async def streamed(url: str, begun: asyncio.Event) -> openai.APIError:
@@ -80,7 +81,7 @@ async def lose_the_ingress(url: str, how: signal.Signals) -> Seen:
         async def all_run() -> bool:
             return (await service.status())["sessions"] == 3
 
-        await trial.until(all_run, 10.0)
+        await emulated_application.until(all_run, 10.0)
         (ingress,) = await find("emulated", "ingress")
         struck = time.monotonic()
         ingress.send(how)
@@ -95,7 +96,7 @@ def check(seen: Seen) -> None:
     assert (seen.answer.status_code, seen.answer.json()["error"]["code"]) == (503, "ingress_lost")
     assert int(seen.answer.headers["retry-after"]) >= 1
     sampling = SamplingSettings(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
-    truth = trial.truth(GenerationRequest("x", sampling, tokens=prompt(3)))
+    truth = emulated_application.truth(GenerationRequest("x", sampling, tokens=prompt(3)))
     assert (seen.result.error, seen.result.tokens) == (None, list(truth))
 
 

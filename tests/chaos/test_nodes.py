@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.support.processes import KINDS
 from deployments.runtime import serve_environment
-from deployments.victims import KINDS
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 HERE = Path(__file__).parent

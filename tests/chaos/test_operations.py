@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from actors.errors import EngineError
+from benchmarks.support import emulated_application, fault_scenarios
+from benchmarks.support.checked_load import CheckedLoad, Told
+from benchmarks.support.processes import find
 from cluster.config.deployment import load_config
-from deployments import fault_bench, trial
-from deployments.checked_load import CheckedLoad, Told
 from deployments.client.http_service import HttpService
-from deployments.victims import find
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 STREAMS = 12
@@ -30,12 +30,12 @@ def test_a_rolling_update_under_load_fails_no_stream(ray_port: int) -> None:
     from deployments.app import application as build
     from deployments.runtime.local import application
 
-    old = trial.config("rolling", ray_port, STREAMS)
-    new = trial.config("rolling", ray_port, STREAMS, draft={"settings": {"tree": {"depth": 8}}})
+    old = emulated_application.config("rolling", ray_port, STREAMS)
+    new = emulated_application.config("rolling", ray_port, STREAMS, draft={"settings": {"tree": {"depth": 8}}})
 
     async def run(url: str) -> Told:
         service = HttpService(url)
-        load = CheckedLoad(service, trial.request, trial.truth, STREAMS)
+        load = CheckedLoad(service, emulated_application.request, emulated_application.truth, STREAMS)
         while load.told.answers < STREAMS:
             await asyncio.sleep(0.05)
         before = await replicas(service)
@@ -43,7 +43,7 @@ def test_a_rolling_update_under_load_fails_no_stream(ray_port: int) -> None:
         while (now := await replicas(service)) & before or len(now) != 4:
             await asyncio.sleep(0.1)
         told = await load.stop()
-        await trial.at_rest("rolling")
+        await emulated_application.at_rest("rolling")
         await service.close()
         return told
 
@@ -60,8 +60,8 @@ def test_both_tiers_follow_the_load_and_no_stream_notices(ray_port: int) -> None
     """Targets 1 to 3 and back, drafts 0 to 3 and back to none, under clients that check every token."""
     from deployments.runtime.local import application
 
-    with application(fault_bench.scaling_config("scaling", ray_port, STREAMS)) as url:
-        found = asyncio.run(fault_bench.scaling(url, STREAMS, print))
+    with application(fault_scenarios.scaling_config("scaling", ray_port, STREAMS)) as url:
+        found = asyncio.run(fault_scenarios.scaling(url, STREAMS, print))
     for told in found.told:
         check(told)
     assert found.most[0] == 3
@@ -93,7 +93,7 @@ def test_a_crash_loop_backs_off_and_ends_with_another_replica(ray_port: int) -> 
         (first,) = await find("crashing", "target actor")
         began = time.monotonic()
         with pytest.raises(EngineError, match="targets were lost under this request"):
-            async for _ in service.generate(trial.request(0, tokens=60)):
+            async for _ in service.generate(emulated_application.request(0, tokens=60)):
                 pass
         assert time.monotonic() - began > 0 + 1 + 2 + 4 + 8
         replica = first.name.rpartition(".")[0]
@@ -101,7 +101,7 @@ def test_a_crash_loop_backs_off_and_ends_with_another_replica(ray_port: int) -> 
         async def another() -> bool:
             return any(not one.name.startswith(replica) for one in await find("crashing", "target actor"))
 
-        await trial.until(another)
+        await emulated_application.until(another)
         await service.close()
 
     with application(load_config(crashing)) as url:

@@ -16,9 +16,9 @@ import pytest
 
 from actors.messages import GenerationRequest
 from actors.settings import SamplingSettings
+from benchmarks.support import emulated_application, fault_schedule
+from benchmarks.support.checked_load import CheckedLoad, Told, Truth
 from cluster.config.deployment import DeploymentConfig
-from deployments import faults, trial
-from deployments.checked_load import CheckedLoad, Told, Truth
 from deployments.client.http_service import HttpService
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]  # Ray's own warnings are not ours to fix
@@ -30,21 +30,21 @@ async def under_faults(
     streams: int,
     rounds: int,
     seed: int,
-    make: Any = trial.request,
-    truth: Truth = trial.truth,
+    make: Any = emulated_application.request,
+    truth: Truth = emulated_application.truth,
 ) -> Told:
     """Strike while clients ask and check, then see that everything was given back and the application still works."""
     service = HttpService(url)
     load = CheckedLoad(service, make, truth, streams)
-    plan = faults.schedule(seed, rounds)
-    await faults.strike_all(config.name, plan, seed, trial.freeze_s(config), print)
+    plan = fault_schedule.schedule(seed, rounds)
+    await fault_schedule.strike_all(config.name, plan, seed, emulated_application.freeze_s(config), print)
     told = await load.stop()
     pauses = sorted(seconds for _, seconds in told.gaps)
     print(f"{len(plan)} faults, {told.answers} answers, {told.tokens} tokens, {len(told.lost)} lost answers")
     print(f"{len(told.changed)} changed answers, {len(told.broken)} connections broken by ingress kills")
     print(f"pauses: median {statistics.median(pauses):.2f} s, longest {pauses[-1]:.2f} s, of {len(pauses)}")
-    await trial.at_rest(config.name)
-    assert await trial.held(service) == 0
+    await emulated_application.at_rest(config.name)
+    assert await emulated_application.held(service) == 0
     after = await CheckedLoad(service, lambda number: make(number + 10**6), truth, 4).stop()
     assert (after.answers, after.lost, after.changed) == (4, [], [])
     await service.close()
@@ -62,7 +62,7 @@ def check(told: Told, streams: int) -> None:
 def chaos(ray_port: int, request: pytest.FixtureRequest) -> Iterator[tuple[str, DeploymentConfig]]:
     from deployments.runtime.local import application
 
-    config = trial.config("chaos", ray_port, streams=request.param)
+    config = emulated_application.config("chaos", ray_port, streams=request.param)
     with application(config) as url:
         yield url, config
 
@@ -89,7 +89,7 @@ def test_sixteen_streams_on_the_demo_model(ray_port: int) -> None:
     from deployments.runtime.local import application
 
     raw = load_config(Path(deployments.__file__).with_name("demo.yaml")).model_dump(mode="json")
-    base = trial.config("demo-chaos", ray_port, 16).model_dump(mode="json")
+    base = emulated_application.config("demo-chaos", ray_port, 16).model_dump(mode="json")
     for tier in ("target", "draft"):
         raw[tier] |= {"replicas": 2, "health": {"period_s": 1.0, "ping_timeout_s": 12.0}}
         raw[tier]["resources"] |= {"cores": None, "threads": 1}

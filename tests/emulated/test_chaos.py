@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.engines.chaos import ChaosLink, ChaosSettings
+from benchmarks.support.chaos_link import ChaosLink, ChaosSettings
 
 PROBABILITY = st.floats(0, 1)
 

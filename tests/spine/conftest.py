@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from actors.draft.actor import DraftActor
-from actors.engines.chaos import ChaosLink, ChaosSettings
 from actors.engines.emulated.engines import EmulatedDraft, EmulatedTarget
 from actors.engines.emulated.presets import DraftSpec, TargetSpec
 from actors.engines.protocol import DraftModel, TargetModel
@@ -25,6 +24,7 @@ from actors.target.actor import TargetActor
 from actors.telemetry import MemoryRecorder
 from actors.text.emulated_codec import WordCodec
 from actors.transport.links import LocalPeer, Peer
+from benchmarks.support.chaos_link import ChaosLink, ChaosSettings
 
 
 class CuttablePeer:

@@ -11,11 +11,11 @@ import random
 import pytest
 
 from actors import telemetry
-from actors.engines.chaos import ChaosSettings
 from actors.engines.emulated.language import expected_tokens
 from actors.engines.emulated.presets import DraftSpec, TargetSpec
 from actors.errors import DeadlineError, OverloadedError, PromptTooLongError, UnavailableError
 from actors.settings import DraftSettings, LookaheadSettings, OrchestratorSettings, TargetSettings, TreeSettings
+from benchmarks.support.chaos_link import ChaosSettings
 
 LANGUAGE = TargetSpec().language
 QUICK = OrchestratorSettings(discovery_period_s=0.02, stall_timeout_s=1.5)

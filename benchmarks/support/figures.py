@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from deployments.probes import PassNote, ReplicaNotes
-from deployments.rig import Answer, Run
+from benchmarks.support.actor_rig import Answer, Run
+from benchmarks.support.timed_actors import PassNote, ReplicaNotes
 
 Figures = dict[str, float]
 """Name -> value of one repeat. Seconds, tokens, and ratios."""

@@ -16,8 +16,8 @@ from actors.engines.emulated.presets import TargetSpec
 from actors.errors import UnavailableError
 from actors.messages import GenerationRequest
 from actors.settings import SamplingSettings
+from benchmarks.support.load_runner import made_up_prompt
 from cluster.config.deployment import DeploymentConfig, load_config
-from deployments.bench_lab import made_up_prompt
 from deployments.ingress.service import Service
 
 LANGUAGE = TargetSpec().language

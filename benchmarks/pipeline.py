@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from deployments.bench_lab import Lab
-    from deployments.bench_report import Section
-    from deployments.rig import Rig, RigPlan, Run
+    from benchmarks.support.actor_rig import Rig, RigPlan, Run
+    from benchmarks.support.load_runner import Lab
+    from benchmarks.support.report import Section
 
     Scenario = Callable[[Lab], Coroutine[None, None, tuple[list[Section], Run]]]
 
@@ -57,16 +57,17 @@ def command(
     """
     from rich.console import Console
 
-    from deployments import bench_demo, bench_report, bench_scenarios
-    from deployments import trace as timeline
-    from deployments.bench_lab import Lab
+    from benchmarks import demo_pair, pipeline_scenarios
+    from benchmarks.support import report
+    from benchmarks.support import timeline as timeline
+    from benchmarks.support.load_runner import Lab
     from deployments.runtime.local import ray_cluster
 
     console = Console()
     console.width = max(console.width, 130)  # a table that wraps cannot be read
     lab = Lab(_starter(in_process), repeats, link_delay_ms, wires, lambda line: console.print(line, style="dim"))
     scenarios: dict[Name, Scenario] = {
-        Name.one_sequence: lambda lab: bench_scenarios.one_sequence(
+        Name.one_sequence: lambda lab: pipeline_scenarios.one_sequence(
             lab,
             pass_ms=pass_ms,
             step_ms=step_ms,
@@ -75,11 +76,11 @@ def command(
             hop_ms=2.0 + 2 * link_delay_ms,
             tokens=tokens,
         ),
-        Name.many: bench_scenarios.many,
-        Name.overhead: bench_scenarios.overhead,
-        Name.scaling: bench_scenarios.scaling,
-        Name.saturation: bench_scenarios.saturation,
-        Name.demo: bench_demo.demo,
+        Name.many: pipeline_scenarios.many,
+        Name.overhead: pipeline_scenarios.overhead,
+        Name.scaling: pipeline_scenarios.scaling,
+        Name.saturation: pipeline_scenarios.saturation,
+        Name.demo: demo_pair.demo,
     }
     chosen = [name for name in scenarios if scenario in (name, Name.all)]
 
@@ -96,10 +97,10 @@ def command(
     os.environ.setdefault("RAY_worker_niceness", "0")
     with contextlib.nullcontext() if in_process else ray_cluster():
         sections, run = asyncio.run(measure())
-    bench_report.show(sections, console)
+    report.show(sections, console)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "bench.json").write_text(bench_report.to_json(sections), encoding="utf-8")
-    plotted = bench_report.plot(sections, out / "bench.png")
+    (out / "bench.json").write_text(report.to_json(sections), encoding="utf-8")
+    plotted = report.plot(sections, out / "bench.png")
     console.print(f"written: {out / 'bench.json'}" + (f", {out / 'bench.png'}" if plotted else ""))
     if trace is not None and run is not None:
         timeline.write(run, trace)
@@ -117,7 +118,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _starter(in_process: bool) -> Callable[[RigPlan], Awaitable[Rig]]:
-    from deployments.rig import LocalRig, RayRig
+    from benchmarks.support.actor_rig import LocalRig, RayRig
 
     return LocalRig.start if in_process else RayRig.start
 

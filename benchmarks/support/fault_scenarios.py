@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.messages import GenerationRequest
+from benchmarks.support import emulated_application
+from benchmarks.support.checked_load import CheckedLoad, Told
+from benchmarks.support.fault_schedule import Fault, strike
+from benchmarks.support.processes import Kind
 from cluster.config.deployment import DeploymentConfig
-from deployments import trial
-from deployments.checked_load import CheckedLoad, Told
 from deployments.client.http_service import HttpService
-from deployments.faults import Fault, strike
-from deployments.victims import Kind
 
 Say = Callable[[str], None]
 AFTER_S = 6.0
@@ -36,7 +36,7 @@ class Failover:
 async def failover(url: str, config: DeploymentConfig, streams: int, repeats: int, say: Say) -> Failover:
     """Kill and freeze replicas one at a time, with a rest in between."""
     service, found, chance = HttpService(url), Failover(), random.Random(1)
-    load = CheckedLoad(service, trial.request, trial.truth, streams)
+    load = CheckedLoad(service, emulated_application.request, emulated_application.truth, streams)
     kinds: tuple[tuple[Any, Kind], ...] = (
         ("kill", "target actor"),
         ("freeze", "target actor"),
@@ -51,7 +51,7 @@ async def failover(url: str, config: DeploymentConfig, streams: int, repeats: in
     found.gaps["nothing"] = [load.told.longest_gap(calm, calm + AFTER_S)]
     for _ in range(repeats):
         for how, kind in kinds:
-            struck = await strike(config.name, Fault(how, kind), chance, trial.freeze_s(config))
+            struck = await strike(config.name, Fault(how, kind), chance, emulated_application.freeze_s(config))
             await asyncio.sleep(AFTER_S)
             gap = load.told.longest_gap(struck.at, struck.at + AFTER_S)
             found.gaps.setdefault(str(struck.fault), []).append(gap)
@@ -68,7 +68,7 @@ async def whole(service: HttpService, targets: int, drafts: int, limit_s: float 
     async def there() -> bool:
         return await sizes(service) == (targets, drafts)
 
-    await trial.until(there, limit_s)
+    await emulated_application.until(there, limit_s)
 
 
 async def sizes(service: HttpService) -> tuple[int, int]:
@@ -85,7 +85,7 @@ def scaling_config(name: str, port: int, streams: int) -> DeploymentConfig:
     """Targets 1 to 3, drafts 0 to 3, sized so that `streams` need three targets; grows at the default
     pace and shrinks within seconds."""
     pace = {"downscale_delay_s": 10.0}
-    return trial.config(
+    return emulated_application.config(
         name,
         port,
         streams,
@@ -127,17 +127,17 @@ async def scaling(url: str, streams: int, say: Say, limit_s: float = 240.0) -> S
     service, found = HttpService(url), Scaling()
 
     def numbered(offset: int) -> Callable[[int], GenerationRequest]:
-        return lambda number: trial.request(offset + number)
+        return lambda number: emulated_application.request(offset + number)
 
     async def drafted() -> bool:
         return (await sizes(service))[1] > 0
 
-    light = CheckedLoad(service, numbered(0), trial.truth, max(1, streams // 10))
-    await trial.until(drafted, limit_s)  # they start at none
+    light = CheckedLoad(service, numbered(0), emulated_application.truth, max(1, streams // 10))
+    await emulated_application.until(drafted, limit_s)  # they start at none
     began = time.monotonic()
     await asyncio.sleep(AFTER_S)
     found.before_rate = light.told.rate(began, time.monotonic())
-    heavy, rose = CheckedLoad(service, numbered(10**6), trial.truth, streams), time.monotonic()
+    heavy, rose = CheckedLoad(service, numbered(10**6), emulated_application.truth, streams), time.monotonic()
     async with asyncio.timeout(limit_s):
         while len(found.up_s) < 3:
             targets, drafts = await sizes(service)
@@ -146,7 +146,7 @@ async def scaling(url: str, streams: int, say: Say, limit_s: float = 240.0) -> S
                 if count not in found.up_s:
                     found.up_s[count] = time.monotonic() - rose
                     say(f"{count} targets, {drafts} drafts after {found.up_s[count]:.1f} s")
-            await asyncio.sleep(trial.POLL_S)
+            await asyncio.sleep(emulated_application.POLL_S)
     found.told.append(await heavy.stop())
     fell = time.monotonic()
 
@@ -154,7 +154,7 @@ async def scaling(url: str, streams: int, say: Say, limit_s: float = 240.0) -> S
         found.least = await sizes(service)
         return found.least[0] == 1
 
-    await trial.until(one_target, limit_s)
+    await emulated_application.until(one_target, limit_s)
     found.down_s = time.monotonic() - fell
     found.during_rate = light.told.rate(fell, time.monotonic())
     say(f"{found.least[0]} targets, {found.least[1]} drafts {found.down_s:.1f} s after the load fell")
@@ -164,7 +164,7 @@ async def scaling(url: str, streams: int, say: Say, limit_s: float = 240.0) -> S
     async def no_draft() -> bool:
         return (await sizes(service))[1] == 0
 
-    await trial.until(no_draft, limit_s)
+    await emulated_application.until(no_draft, limit_s)
     found.rest_s = time.monotonic() - ended
     say(f"no draft {found.rest_s:.1f} s after the last request")
     await service.close()

@@ -22,9 +22,9 @@ from actors.settings import OrchestratorSettings
 from actors.telemetry import MemoryRecorder
 from actors.transport.links import LocalPeer, Peer, RayPeer
 from actors.transport.socket import WirePeer
+from benchmarks.support.timed_actors import ProbedDraft, ProbedTarget, ReplicaNotes
 from cluster.config.deployment import DeploymentConfig
 from cluster.models.factory import draft_model, pin, target_model, text_facts
-from deployments.probes import ProbedDraft, ProbedTarget, ReplicaNotes
 
 START_LIMIT_S = 120.0
 

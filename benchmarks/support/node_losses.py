@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 
 from actors.errors import IngressLostError, UnavailableError
 from actors.messages import Delta, GenerationRequest
-from benchmarks.nodes import Node, Nodes, Pool
+from benchmarks.support import emulated_application
+from benchmarks.support.checked_load import CheckedLoad, Told, longest
+from benchmarks.support.fault_scenarios import Say, sizes
+from benchmarks.support.fault_schedule import How
+from benchmarks.support.processes import KINDS, find
+from benchmarks.support.ray_nodes import Node, Nodes, Pool
 from cluster.config.deployment import DeploymentConfig
-from deployments import trial
-from deployments.checked_load import CheckedLoad, Told, longest
 from deployments.client.http_service import HttpService
-from deployments.fault_bench import Say, sizes
-from deployments.faults import How
-from deployments.victims import KINDS, find
 
 STRIKES: tuple[tuple[How, Pool], ...] = (
     ("kill", "models"),
@@ -108,7 +108,7 @@ class Losses:
 def config(name: str, port: int, streams: int) -> DeploymentConfig:
     """Two of everything, in the pools."""
     models, front = {"labels": {"pool": "models"}}, {"labels": {"pool": "front"}}
-    return trial.config(
+    return emulated_application.config(
         name,
         port,
         streams,
@@ -141,10 +141,12 @@ class Drill:
         found, numbers = Losses(), itertools.count()
 
         def request(_: int) -> GenerationRequest:
-            return trial.request(next(numbers))
+            return emulated_application.request(next(numbers))
 
         each = self._streams // len(self._doors)
-        self._loads = {port: CheckedLoad(it, request, trial.truth, each) for port, it in self._doors.items()}
+        self._loads = {
+            port: CheckedLoad(it, request, emulated_application.truth, each) for port, it in self._doors.items()
+        }
         await self._whole()
         for _ in range(repeats):
             for how, pool in STRIKES:
@@ -152,7 +154,7 @@ class Drill:
                 await self._whole()
         found.told = [await load.stop() for load in self._loads.values()]
         found.ingress_lost = sum(doors.lost for doors in self._doors.values())
-        await trial.at_rest(self._config.name)
+        await emulated_application.at_rest(self._config.name)
         for service in (*self._doors.values(), self._control):
             await service.close()
         return found
@@ -171,7 +173,7 @@ class Drill:
         struck = time.monotonic()
         node.kill() if how == "kill" else node.freeze()
         await asyncio.sleep(SEEN_S)
-        await trial.until(functools.partial(_gone_on, others, time.monotonic()), LIMIT_S)
+        await emulated_application.until(functools.partial(_gone_on, others, time.monotonic()), LIMIT_S)
         now = time.monotonic()
         pause = max(longest(told.gaps, struck, now) for told in others)
         wait = max(longest(told.waits, struck, now) for told in others)
@@ -180,7 +182,7 @@ class Drill:
             self._nodes.replace(node)  # Ray starts nodes from the main thread alone, so that all clients stand still
         else:
             node.thaw()
-        await trial.until(functools.partial(_gone_on, own, time.monotonic()), LIMIT_S)
+        await emulated_application.until(functools.partial(_gone_on, own, time.monotonic()), LIMIT_S)
         begun = struck + SEEN_S / 2  # a silence that began later is the new node's, for which all clients stood still
         silence = max(longest([*told.breaks, *told.gaps, *told.waits], struck, begun) for told in own)
         loss = Loss(how, node.pool, held, pause, wait, ended, silence)
@@ -189,12 +191,14 @@ class Drill:
 
     async def _whole(self) -> None:
         """Two of everything are there and take sequences, and all clients are answered again."""
-        await trial.until(self._complete, LIMIT_S)
+        await emulated_application.until(self._complete, LIMIT_S)
         for doors in self._doors.values():
-            await trial.until(doors.restored, LIMIT_S)
+            await emulated_application.until(doors.restored, LIMIT_S)
         told = [load.told for load in self._loads.values()]
         enough = [one.answers + len(one.under_way) for one in told]
-        await trial.until(lambda: all(one.answers >= some for one, some in zip(told, enough, strict=True)), LIMIT_S)
+        await emulated_application.until(
+            lambda: all(one.answers >= some for one, some in zip(told, enough, strict=True)), LIMIT_S
+        )
 
     async def _complete(self) -> bool:
         counts = [len(await find(self._config.name, kind)) for kind in KINDS]

@@ -15,13 +15,13 @@ from typing import Any
 
 from actors.algorithms.types import Outcome
 from actors.draft.actor import DraftActor
-from actors.engines.chaos import ChaosLink, ChaosSettings
 from actors.engines.protocol import DraftModel, Expand, ModelCard, Ranked, Row, TargetModel
 from actors.messages import Commit, DraftMessage, OfferBatch, Opening, TargetMessage, VerdictBatch
 from actors.replica.replica import Mail, Replica, Result
 from actors.settings import DraftSettings, TargetSettings
 from actors.target.actor import TargetActor
 from actors.telemetry import Recorder
+from benchmarks.support.chaos_link import ChaosLink, ChaosSettings
 
 Mark = tuple[str, int, int]
 """Names one message at both ends of a link: a sequence, a position, and the key of a prefix (0 for commits)."""

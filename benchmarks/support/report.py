@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from deployments.bench_figures import Summary
+from benchmarks.support.figures import Summary
 
 _PACKAGES = ("ray", "torch", "transformers", "pydantic", "numpy")
 ROOT = Path(__file__).resolve().parent.parent

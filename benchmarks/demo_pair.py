@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from actors.settings import TargetSettings
+from benchmarks.support.actor_rig import Run
+from benchmarks.support.figures import Figures, summarise
+from benchmarks.support.load_runner import Lab, Load, Measured
+from benchmarks.support.modes import in_mode
+from benchmarks.support.report import Goal, Row, Section
 from cluster.config.deployment import DeploymentConfig, DraftTier, Resources, load_config
-from deployments.bench_figures import Figures, summarise
-from deployments.bench_lab import Lab, Load, Measured
-from deployments.bench_modes import in_mode
-from deployments.bench_report import Goal, Row, Section
-from deployments.rig import Run
 
 Answers = dict[tuple[int, ...], tuple[int, ...]]
 """Prompt -> answer."""

@@ -9,9 +9,9 @@ from actors.engines.emulated.language import expected_tokens
 from actors.engines.emulated.presets import target_spec
 from actors.messages import GenerationRequest, extend_key
 from actors.settings import SamplingSettings
+from benchmarks.support.actor_rig import Answer, Rig, RigPlan, Run
+from benchmarks.support.figures import Figures, figures
 from cluster.config.deployment import DeploymentConfig
-from deployments.bench_figures import Figures, figures
-from deployments.rig import Answer, Rig, RigPlan, Run
 
 PROMPT_TOKENS = 32
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from deployments.probes import Mark, ReplicaNotes
-from deployments.rig import Run
+from benchmarks.support.actor_rig import Run
+from benchmarks.support.timed_actors import Mark, ReplicaNotes
 
 Event = dict[str, Any]
 

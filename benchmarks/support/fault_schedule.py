@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from deployments.victims import KINDS, Kind, Victim, find
+from benchmarks.support.processes import KINDS, Kind, Victim, find
 
 How = Literal["kill", "freeze"]
 WAIT_S = 90.0
