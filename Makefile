@@ -105,10 +105,10 @@ $(VLLM)/.installed: pyproject.toml constraints-vllm.txt
 venv-vllm: $(VLLM)/.installed  ## a virtual environment with vLLM's CPU build
 
 test-vllm: $(VLLM)/.installed  ## the vLLM engine against a real vLLM on this machine's CPU
-	$(VLLM)/bin/pytest tests/vllm_engine --timeout 600 $(ARGS)
+	$(VLLM)/bin/pytest tests/actors/engines/vllm --timeout 600 $(ARGS)
 
 slow-vllm: $(VLLM)/.installed  ## more kinds of quantised targets, vLLM's ranks on two nodes of a Ray cluster, a relaxed rule over HTTP
-	$(VLLM)/bin/pytest tests/vllm_engine/test_vllm_*.py -m slow -s --timeout 600
+	$(VLLM)/bin/pytest tests/actors/engines/vllm/test_vllm_*.py -m slow -s --timeout 600
 
 .PHONY: slow-vllm bench-vllm bench-vllm-saturation
 bench-vllm: $(VLLM)/.installed  ## vLLM alone, with its own draft, and with a remote draft, in one run

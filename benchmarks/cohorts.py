@@ -2,8 +2,8 @@
 
 While one cohort's pass runs, the other's drafts would be made, so that each pass finds all of them ready; but a pass
 then serves half the sequences. `python -m benchmarks.cohorts` sets one cohort, simulated with the real scheduler,
-controller and outcome trees (cluster.planning.simulator), beside the most that two could do: passes back to back, every draft
-ready, the best fixed lookahead.
+controller and outcome trees (cluster.planning.simulator), beside the most that two could do: passes back to back,
+every draft ready, the best fixed lookahead.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import deployments
 from actors.settings import TargetSettings
 from benchmarks.support.actor_rig import Run
 from benchmarks.support.figures import Figures, summarise
@@ -22,7 +23,7 @@ from cluster.config.deployment import DeploymentConfig, DraftTier, Resources, lo
 
 Answers = dict[tuple[int, ...], tuple[int, ...]]
 """Prompt -> answer."""
-CONFIG = Path(__file__).with_name("demo.yaml")
+CONFIG = Path(deployments.__file__).with_name("demo.yaml")
 CHAT = (
     "What is the capital of France, and what is it known for?",
     "List five facts about glaciers.",

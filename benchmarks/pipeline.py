@@ -58,8 +58,7 @@ def command(
     from rich.console import Console
 
     from benchmarks import demo_pair, pipeline_scenarios
-    from benchmarks.support import report
-    from benchmarks.support import timeline as timeline
+    from benchmarks.support import report, timeline
     from benchmarks.support.load_runner import Lab
     from deployments.runtime.local import ray_cluster
 

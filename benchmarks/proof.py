@@ -34,7 +34,7 @@ from actors.settings import Rule, SamplingSettings
 from benchmarks import proof_model
 from cluster.models.references import DEMO_TARGET
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "algorithms"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 import engine_path
 from engine_path import EnginePath, answer_law, counts, fit

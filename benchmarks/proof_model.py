@@ -31,7 +31,7 @@ from cluster.models import demo_draft
 from cluster.models.references import DEMO_TARGET, load_tokenizer
 from cluster.models.weights import load_model
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "algorithms"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 from on_off import Sweep, sweep
 

@@ -5,8 +5,8 @@
 
 The target (and a draft inside vLLM) has one core; the remote draft has the other one, as a cheap device beside a dear
 one. vLLM's scheduler and the actors are there too, and go first (`nice`). Greedy, the demo pair. Then the same with a
-draft of known cost and quality (scripted.py), because on a CPU a draft step of the demo pair is not as much cheaper
-than a pass as it is between two GPUs.
+draft of known cost and quality (support/scripted_draft.py), because on a CPU a draft step of the demo pair is not
+as much cheaper than a pass as it is between two GPUs.
 """
 
 from __future__ import annotations

@@ -51,12 +51,58 @@ def test_algorithms_know_no_engines_and_no_actors() -> None:
         assert not strangers, f"{path.relative_to(ROOT)} imports {strangers}"
 
 
-def test_engines_do_not_know_the_actors_that_drive_them() -> None:
-    drivers = {
-        f"actors.{name}" for name in ("target", "draft", "orchestrator", "replica", "links", "tier", "connection")
-    }
-    for path in modules("actors/engines"):
-        assert not imported(path) & drivers, path
+# What the modules of a folder must not import: each line is a direction in which nothing may flow.
+STRANGERS = {
+    "actors/algorithms": {"actors.orchestrator", "actors.target", "actors.draft", "actors.replica", "actors.transport"},
+    "actors/engines": {
+        "actors.orchestrator",
+        "actors.draft",
+        "actors.replica",
+        "actors.target.actor",
+        "actors.target.vllm_actor",
+        "actors.target.scheduler",
+        "actors.transport.links",
+        "actors.transport.connection",
+    },
+    "actors/transport": {"actors.algorithms", "actors.orchestrator", "actors.target", "actors.draft", "actors.replica"},
+    "actors/text": {"actors.algorithms", "actors.engines", "actors.orchestrator", "actors.target", "actors.transport"},
+    "actors/draft": {"actors.orchestrator", "actors.target"},
+    "actors/target": {"actors.orchestrator", "actors.draft"},
+    "cluster/planning": {"cluster.observability", "cluster.kubernetes", "cluster.models", "actors.orchestrator"},
+}
+
+
+@pytest.mark.parametrize("folder", STRANGERS)
+def test_folders_keep_to_their_subject(folder: str) -> None:
+    for path in modules(folder):
+        strangers = {
+            name
+            for name in imported(path)
+            for stranger in STRANGERS[folder]
+            if name == stranger or name.startswith(stranger + ".")
+        }
+        assert not strangers, f"{path.relative_to(ROOT)} imports {strangers}"
+
+
+def test_transport_knows_no_engine() -> None:
+    """But for the card by which an engine introduces itself."""
+    for path in modules("actors/transport"):
+        engines = {name for name in imported(path) if name.startswith("actors.engines")}
+        assert engines <= {"actors.engines.protocol"}, path
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_benchmarks_and_tests_are_imported_by_nothing(package: str) -> None:
+    for path in modules(package):
+        assert not {name.split(".")[0] for name in imported(path)} & {"benchmarks", "tests"}, path
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_folders_show_the_subjects(package: str) -> None:
+    """A folder with more modules side by side than one can take in has become a heap."""
+    folders = {path.parent for path in modules(package)}
+    crowded = {str(folder.relative_to(ROOT)): len(list(folder.glob("*.py"))) for folder in folders}
+    assert not {folder: count for folder, count in crowded.items() if count > 26}
 
 
 def test_the_packages_are_this_repositorys() -> None:
@@ -78,6 +124,7 @@ def test_nothing_heavy_is_imported_to_print_help(code: str) -> None:
 
 def test_tiers_without_a_model_of_torchs_do_without_torch() -> None:
     """180 MiB in each replica and each actor of emulated tiers, and in replicas whose actor holds the model."""
-    script = "import sys; import deployments.tiers.deployment, actors.engines.emulated.engines; print('torch' in sys.modules)"
+    imports = "import sys; import deployments.tiers.deployment, actors.engines.emulated.engines"
+    script = f"{imports}; print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["False"]

@@ -152,8 +152,8 @@ class DraftActor(Replica[DraftMessage, OfferBatch]):
         }
 
     async def load(self) -> dict[str, float]:
-        """What the autoscaling policy of this tier goes by (cluster.scaling.policies.DraftLoad); empty until the model is
-        built."""
+        """What the autoscaling policy of this tier goes by (cluster.scaling.policies.DraftLoad); empty until the
+        model is built."""
         return self._load() if self._card is not None else {}
 
     def _load(self) -> dict[str, float]:

@@ -20,7 +20,7 @@ from rich.table import Table
 from benchmarks.support.figures import Summary
 
 _PACKAGES = ("ray", "torch", "transformers", "pydantic", "numpy")
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(slots=True)

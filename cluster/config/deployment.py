@@ -153,8 +153,8 @@ class Ingress(Settings):
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
     route_prefix: str = "/"
     proxy: Proxy = "serve"
-    """haproxy: a third of the processor time per streamed token (see deployments/runtime/haproxy.py). For a cluster that
-    `outrider serve` starts; elsewhere set RAY_SERVE_ENABLE_HA_PROXY=1 for all of Ray's processes."""
+    """haproxy: a third of the processor time per streamed token (see deployments/runtime/haproxy.py). For a cluster
+    that `outrider serve` starts; elsewhere set RAY_SERVE_ENABLE_HA_PROXY=1 for all of Ray's processes."""
     replicas: Annotated[int, Field(ge=1)] = 1
     labels: dict[str, str] = {}
     """Ray node labels that the node must carry."""

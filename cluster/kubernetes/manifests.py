@@ -21,7 +21,7 @@ from cluster.config.deployment import DeploymentConfig, TargetTier, Tier, load_c
 
 Document = dict[str, Any]
 
-TEMPLATE = Path(__file__).resolve().parent.parent / "k8s" / "base" / "rayservice.yaml"
+TEMPLATE = Path(__file__).resolve().parents[2] / "k8s" / "base" / "rayservice.yaml"
 IMPORT_PATH = "deployments.app:build"
 COMPONENT = "app.kubernetes.io/component"
 """Label of the pods and of the Ray nodes in them: which part of the application runs there."""

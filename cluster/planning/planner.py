@@ -1,8 +1,8 @@
 """Does speculation pay, with how much lookahead, and how many drafts does a target want?
 
-Plain decoding and taking turns are closed forms; run-ahead is simulated (cluster.planning.simulator: the real scheduler,
-lookahead and outcome trees on a clock that jumps). What the simulation leaves out, an orchestrator's and Python's own
-time, comes on top: about a millisecond a pass.
+Plain decoding and taking turns are closed forms; run-ahead is simulated (cluster.planning.simulator: the real
+scheduler, lookahead and outcome trees on a clock that jumps). What the simulation leaves out, an orchestrator's and
+Python's own time, comes on top: about a millisecond a pass.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A fluid model on a clock that ticks: requests arrive (Poisson around a curve), wait in order, run at the speed that
 the hardware's times and the draft tier's coverage allow, and end (lengths are memoryless). Every tick the policies of
-cluster.scaling.policies see what replicas would report, averaged over Serve's look-back, and `Pace` applies what they say;
-replicas come after their cold start, and leave after draining. Deterministic: a function of its input.
+cluster.scaling.policies see what replicas would report, averaged over Serve's look-back, and `Pace` applies what
+they say; replicas come after their cold start, and leave after draining. Deterministic: a function of its input.
 
 What it leaves out: prefill, unequal load between replicas, and everything that tests with real processes are for.
 """

@@ -1,4 +1,5 @@
-"""What comes and what serves it: the input of a replay through the autoscaling policies (cluster/planning/replay.py)."""
+"""What comes and what serves it: the input of a replay through the autoscaling policies
+(cluster/planning/replay.py)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Autoscaling policies, one per tier: what the replicas report goes in, how many there should be comes out.
 
-Pure: no Ray, no clock of its own. Ray Serve calls the policies through deployments/tiers/autoscaling_policies.py and applies its own
-delays and bounds to what they return; the traffic simulator calls the same functions and applies `Pace`.
+Pure: no Ray, no clock of its own. Ray Serve calls the policies through deployments/tiers/autoscaling_policies.py
+and applies its own delays and bounds to what they return; the traffic simulator calls the same functions and
+applies `Pace`.
 
 Both policies ask for a number that follows from the demand, not from what the last answer was, so that replicas that
 are still starting are not asked for twice; where only a ratio is known (latency, starvation), nothing more is asked

@@ -19,7 +19,7 @@ from deployments.cli.speed_comparison import Summary, Timing, compare, measure
 from deployments.client.client import Client, connect
 from deployments.runtime.local import application, check_port, free_port, ray_cluster, stop_if_asked, wait_for_interrupt
 
-CONFIG = Path(__file__).with_name("demo.yaml")
+CONFIG = Path(__file__).parents[1] / "demo.yaml"
 PROMPTS = (
     "What is the capital of France, and what is it known for?",
     "List five facts about glaciers.",

@@ -210,7 +210,7 @@ def _add_groups() -> None:
 def _load(path: Path) -> Any:
     from cluster.config.deployment import load_config
 
-    return load_config(Path(__file__).with_name("demo.yaml") if str(path) == "demo" else path)
+    return load_config(Path(__file__).parents[1] / "demo.yaml" if str(path) == "demo" else path)
 
 
 def _prepare(config: Any) -> None:

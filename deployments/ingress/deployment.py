@@ -1,4 +1,4 @@
-"""The HTTP door's deployment: the door of door.py, over the orchestrator's handle, with its keys, limits and meter."""
+"""The ingress deployment: the routes of routes.py over the orchestrator's handle, with its keys, limits and meter."""
 
 from __future__ import annotations
 

@@ -49,7 +49,8 @@ class Served:
     created: int = 0
     version: str = "0"
     vocabulary: str = ""
-    """Fingerprint of the target's vocabulary (cluster.models.references.vocabulary_fingerprint); empty where there is none."""
+    """Fingerprint of the target's vocabulary (cluster.models.references.vocabulary_fingerprint); empty where there
+    is none."""
 
     @property
     def exact(self) -> bool:

@@ -1,6 +1,6 @@
 """From response_format, structured_outputs and tool_choice to a grammar in llguidance's serialised form.
 
-Nothing is compiled here: whether a grammar can be followed is found out in grammars.py.
+Nothing is compiled here: whether a grammar can be followed is found out in grammar_check.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Serve calls a policy ten times a second in the controller, and an exception there would stop the scaling of every
 application: so nothing here blocks or raises. Serve pickles *this* module by value; what the two policies must share
-(drafts scale by what targets miss) lives in cluster.scaling.controller_state, which the controller imports like any module.
+(drafts scale by what targets miss) lives in cluster.scaling.controller_state, which the controller imports like any
+module.
 """
 
 from __future__ import annotations

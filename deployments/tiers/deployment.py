@@ -229,7 +229,8 @@ class TierReplica:
     # -- what others ask -----------------------------------------------------------------------------------------
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What the tier's autoscaling policy goes by (deployments/tiers/autoscaling_policies.py); nothing while there is no actor."""
+        """What the tier's autoscaling policy goes by (deployments/tiers/autoscaling_policies.py); nothing while
+        there is no actor."""
         try:
             load: dict[str, float] = await self._actor.load.remote()
         except Exception:

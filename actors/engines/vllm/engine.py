@@ -1,7 +1,7 @@
 """vLLM's AsyncLLM, through its public API, on a thread and event loop of its own.
 
 Sequences are started and ended here, and what they say comes out in the order of vLLM's passes. Which tokens that is,
-is decided in vLLM's workers (vllm_internals.py); nothing here leans on vLLM's internals.
+is decided in vLLM's workers (internals.py); nothing here leans on vLLM's internals.
 
 vLLM is imported when an engine is built, never before.
 """

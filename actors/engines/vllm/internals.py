@@ -12,8 +12,8 @@ of method `custom_class` names `MailboxProposer`. Beyond them it leans on this o
 - After each pass the engine asks its executor's `take_draft_token_ids`, which asks the first rank. That is a call to
   another process (0.8 ms on the machine where it was measured, of two cores); `MailboxExecutor` has the answer already.
 
-`install` looks for these names, and actors/engines/vllm/startup_check.py for their meaning: it compares a few answers with plain
-decoding when the engine starts.
+`install` looks for these names, and actors/engines/vllm/startup_check.py for their meaning: it compares a few
+answers with plain decoding when the engine starts.
 
 What decides is the same code that decides for the embedded engine (algorithms/verification.py), so that every rule
 and every sampling setting holds here as it does there, with speculation and without.

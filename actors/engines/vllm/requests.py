@@ -2,7 +2,7 @@
 
 What vLLM schedules by (lengths, stops, log-probabilities) travels in its own parameters. What decides tokens travels
 in `extra_args`, which vLLM hands to the worker as it is, because there the worker's own sampler decides
-(vllm_internals.py). Pure: imports no vLLM, so both directions are tested without it.
+(internals.py). Pure: imports no vLLM, so both directions are tested without it.
 """
 
 from __future__ import annotations

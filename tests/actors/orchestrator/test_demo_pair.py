@@ -18,7 +18,7 @@ from actors.text.answer_comparison import Comparison, Reference
 from cluster.config.deployment import DeploymentConfig
 from cluster.models import factory
 
-PROMPTS = json.loads((Path(__file__).parents[2] / "cluster/models/demo_draft/held-prompts.json").read_text())
+PROMPTS = json.loads((Path(__file__).parents[3] / "cluster/models/demo_draft/held-prompts.json").read_text())
 AT_ONCE = 16
 TOKENS = 12
 

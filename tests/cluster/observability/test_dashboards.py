@@ -18,7 +18,7 @@ from cluster.observability.grafana.artefacts import LIMIT, artefacts
 from cluster.observability.grafana.dashboards import all_dashboards
 from cluster.observability.grafana.queries import Scope
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 COMPONENT = ROOT / "k8s" / "components" / "monitoring"
 SUFFIXES = {"counter": {"_total"}, "gauge": {""}, "histogram": {"_bucket", "_count"}}
 BY_SERIES = {f"ray_{metric.name}{suffix}": metric for metric in METRICS for suffix in SUFFIXES[metric.kind]}

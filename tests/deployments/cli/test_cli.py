@@ -125,7 +125,7 @@ def test_config_check_prints_everything(capsys: pytest.CaptureFixture[str]) -> N
 def test_the_demo_s_file_is_what_serve_deploy_takes() -> None:
     from ray.serve.schema import ServeDeploySchema
 
-    path = Path(main.__file__).with_name("demo.yaml")
+    path = Path(main.__file__).parents[1] / "demo.yaml"
     schema = ServeDeploySchema.model_validate(yaml.safe_load(path.read_text()))
     assert schema.applications[0].import_path == "deployments.app:build"
     assert load_config(schema.applications[0].args) == load_config(path)

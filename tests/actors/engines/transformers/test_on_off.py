@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 
 import pytest
+from on_off import sweep
 from two_tokenizers import DRAFT, TARGET, llama
 
 from actors.algorithms.grammar import GrammarCompiler
@@ -17,10 +16,6 @@ from actors.engines.transformers.draft import TransformersDraft
 from actors.engines.transformers.retokenised_draft import RetokenisedDraft
 from actors.engines.transformers.target import TransformersTarget
 from actors.settings import DraftSettings, TargetSettings, TreeSettings
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "algorithms"))
-
-from on_off import sweep
 
 TOKENS = 12
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import torch
+from lossy_path import Answer, LossyPath
+from on_off import ScriptedDrafts
 from small_llamas import opening
 from two_tokenizers import TARGET, llama, module
 
@@ -22,11 +22,6 @@ from actors.engines.protocol import DraftModel, Expand, ModelCard, Ranked
 from actors.engines.transformers.target import TransformersTarget
 from actors.messages import Opening
 from actors.settings import LookaheadSettings, Rule, TargetSettings
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "algorithms"))
-
-from lossy_path import Answer, LossyPath
-from on_off import ScriptedDrafts
 
 PROMPT = TARGET.encode("the cat sat")
 RULES: list[Rule] = ["coupled", "rejection", "block"]

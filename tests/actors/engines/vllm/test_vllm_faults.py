@@ -19,7 +19,7 @@ from actors.engines.vllm.plan import check_version
 from actors.errors import ConfigError
 from actors.text.answer_comparison import Comparison, Reference
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from vllm_stack import checkpoint, module, prompts
 from actors.text.answer_comparison import Comparison, Reference
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
+ROOT = HERE.parents[3]
 
 
 @pytest.mark.slow  # a Ray cluster of two nodes, and three processes that import vLLM

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[4]
 PACKAGES = ("actors", "cluster", "deployments")
 IN_VLLMS_PROCESSES = {"actors.engines.vllm.internals"}
 
