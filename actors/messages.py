@@ -39,7 +39,7 @@ def prefix_key(tokens: Iterable[int], key: int = EMPTY_PREFIX) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class OpenSequence:
     """Start, or resume, a sequence on a target or a draft replica.
 
     `committed` is what an earlier replica already committed past the prompt; it is prefilled, never decided again.
@@ -88,13 +88,13 @@ class Expansion:
 
 
 @dataclass(frozen=True, slots=True)
-class OfferBatch:
+class ProposalBatch:
     """Proposals of one draft step, for many sequences: draft -> orchestrator -> target.
 
     `behind` names sequences that the draft cannot follow any more, with the position from which it needs the
-    committed tokens again (a commit was lost); the orchestrator answers with a `Commit`. `unknown` names sequences
-    that the draft does not hold (it was restarted); the orchestrator opens them again. `refused` names those that it
-    has no room for; the orchestrator looks for another draft.
+    committed tokens again (a commit was lost); the orchestrator answers with a `CommitUpdate`. `unknown` names
+    sequences that the draft does not hold (it was restarted); the orchestrator opens them again. `refused` names
+    those that it has no room for; the orchestrator looks for another draft.
     """
 
     source: str
@@ -108,7 +108,7 @@ class OfferBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class CommitUpdate:
     """Committed tokens of one sequence from absolute `position` on: orchestrator -> draft. `declined`: see Verdict."""
 
     sequence: str
@@ -116,9 +116,9 @@ class Commit:
     tokens: tuple[int, ...]
     declined: bool = False
 
-    def __reduce__(self) -> tuple[type[Commit], tuple[object, ...]]:
+    def __reduce__(self) -> tuple[type[CommitUpdate], tuple[object, ...]]:
         """See Expansion."""
-        return Commit, (self.sequence, self.position, self.tokens, self.declined)
+        return CommitUpdate, (self.sequence, self.position, self.tokens, self.declined)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +189,10 @@ class VerdictBatch:
     ended_at: float = 0.0
 
 
-TargetMessage = Opening | OfferBatch | Cancel
+TargetMessage = OpenSequence | ProposalBatch | Cancel
 """What an orchestrator sends to a target, in the order in which it is to be taken."""
 
-DraftMessage = Opening | Commit | Cancel
+DraftMessage = OpenSequence | CommitUpdate | Cancel
 """What an orchestrator sends to a draft, in the order in which it is to be taken."""
 
 

@@ -28,7 +28,7 @@ from scipy import stats
 
 from actors.algorithms import acceptance
 from actors.algorithms.drafting import RankedRow
-from actors.algorithms.gumbel_max import Race
+from actors.algorithms.gumbel_max import GumbelMax
 from actors.algorithms.noise import Stream, gumbel, row_key, words
 from actors.settings import Rule, SamplingSettings
 from benchmarks import proof_model
@@ -167,7 +167,7 @@ def noise(report: Report, scale: float) -> None:
     report.chance(
         f"argmax(log p + g), {draws} positions", "follows p", stats.chisquare(drawn, p.numpy() * draws).pvalue
     )
-    race, row = Race(49_152, torch.float64, torch.device("cpu")), torch.randn(49_152, dtype=torch.float64) * 3
+    race, row = GumbelMax(49_152, torch.float64, torch.device("cpu")), torch.randn(49_152, dtype=torch.float64) * 3
     count, tokens = int(300 * scale), torch.arange(49_152)
     wrong = 0
     for position in range(count):

@@ -19,12 +19,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from actors.messages import GenerationRequest, Opening, Verdict, VerdictBatch
+from actors.messages import GenerationRequest, OpenSequence, Verdict, VerdictBatch
 from actors.orchestrator.session import Session
 from actors.settings import SamplingSettings
-from actors.text.emulated_codec import WordCodec
+from actors.text.emulated_codec import EmulatedCodec
 from actors.transport.connection import PULSE_PERIOD_S
-from actors.transport.socket import Endpoint, WirePeer, WireServer
+from actors.transport.socket import Endpoint, SocketPeer, SocketServer
 from cluster.config.deployment import Health
 from cluster.planning.replay import replay, speed
 from cluster.planning.traffic import PRESETS
@@ -70,8 +70,8 @@ class _Behind:
 
 async def message_s(count: int = 4000) -> float:
     """Processor seconds that sending and taking one verdict batch take; both ends run here, so it is halved."""
-    server = WireServer(_Source(count))
-    peer = WirePeer(_Behind(await server.endpoint("127.0.0.1")))
+    server = SocketServer(_Source(count))
+    peer = SocketPeer(_Behind(await server.endpoint("127.0.0.1")))
     taken, began = 0, time.process_time()
     async for _ in peer.stream("results", "link"):
         taken += 1
@@ -96,9 +96,9 @@ def look_s(targets: int, drafts: int, repeats: int = 20) -> float:
 
 async def verdict_s(count: int = 4000) -> float:
     """Processor seconds that an orchestrator spends on one verdict: commit, commit to the draft, text, delta."""
-    codec = WordCodec(32000)
+    codec = EmulatedCodec(32000)
     sampling = SamplingSettings(max_tokens=10 * count)
-    opening = Opening("sequence", (1, 2, 3), sampling, seed=1)
+    opening = OpenSequence("sequence", (1, 2, 3), sampling, seed=1)
     request = GenerationRequest("sequence", sampling, tokens=(1, 2, 3))
     session = Session(request, opening, [1, 2, 3], codec.stream((1, 2, 3)))
     began = time.process_time()

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from benchmarks.support import emulated_application, fault_schedule
 from benchmarks.support.checked_load import CheckedLoad, Told
-from benchmarks.support.processes import KINDS, Kind, Victim, find
+from benchmarks.support.processes import KINDS, ApplicationProcess, Kind, find
 from deployments.client.http_service import HttpService
 from deployments.runtime.local import application, free_port, ray_cluster
 
@@ -41,7 +41,7 @@ class Track:
     samples: list[tuple[float, float, int, int]] = field(default_factory=list)
 
 
-def sample(tracks: dict[int, Track], victims: Sequence[Victim], now: float) -> None:
+def sample(tracks: dict[int, Track], victims: Sequence[ApplicationProcess], now: float) -> None:
     """Add a sample of every process that still exists."""
     for victim in victims:
         try:
@@ -55,7 +55,7 @@ def sample(tracks: dict[int, Track], victims: Sequence[Victim], now: float) -> N
 
 async def watch(tracks: dict[int, Track], stop: asyncio.Event) -> None:
     """Sample until told to stop. Frozen processes do not answer who they are, and keep their former name."""
-    began, known = time.monotonic(), dict[int, Victim]()
+    began, known = time.monotonic(), dict[int, ApplicationProcess]()
     while not stop.is_set():
         for found in await asyncio.gather(*(find(NAME, kind) for kind in WATCHED)):
             known.update({victim.pid: victim for victim in found})

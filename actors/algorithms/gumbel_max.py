@@ -21,7 +21,7 @@ _MOST = 8
 """The shortcut is left when more than one token in this many would have to be tried."""
 
 
-class Race:
+class GumbelMax:
     """Races over the tokens 0 to size - 1, with buffers that are used again.
 
     On a CPU `winner` looks at the noise words of all tokens (integer arithmetic) but takes logarithms only where a

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from actors.algorithms import acceptance, sampling
-from actors.algorithms.gumbel_max import Race
+from actors.algorithms.gumbel_max import GumbelMax
 from actors.algorithms.noise import NoiseSource, Stream, gumbel_of, row_key, uniform
 from actors.algorithms.types import Block, Outcome
 from actors.errors import EngineError, InvalidSettingError, OutriderError
@@ -78,13 +78,13 @@ class _Pass:
         self.logits = logits if logits.dtype == torch.float64 else logits.float()
         self.size = logits.shape[1]
         self.on_cpu = logits.device.type == "cpu"
-        self._race: Race | None = None
+        self._race: GumbelMax | None = None
 
     @property
-    def race(self) -> Race:
+    def race(self) -> GumbelMax:
         """Made when the first row needs noise."""
         if self._race is None:
-            self._race = Race(self.size, self.logits.dtype, self.logits.device)
+            self._race = GumbelMax(self.size, self.logits.dtype, self.logits.device)
         return self._race
 
     def choose_all(self, blocks: Sequence[Block], grammars: Sequence[Grammar | None] | None) -> dict[int, list[int]]:

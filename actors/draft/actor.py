@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from actors.algorithms.outcome_tree import Forest
 from actors.engines.protocol import DraftModel, ModelCard
 from actors.errors import OverloadedError, RequestError
-from actors.messages import Cancel, Commit, DraftMessage, Expansion, OfferBatch, Opening, prefix_key
-from actors.replica.pass_metrics import StepAccounts
+from actors.messages import Cancel, CommitUpdate, DraftMessage, Expansion, OpenSequence, ProposalBatch, prefix_key
+from actors.replica.pass_metrics import StepMetrics
 from actors.replica.replica import Replica
 from actors.settings import DraftSettings
 from actors.telemetry import Recorder
 from actors.tracing import NO_TRACES, Tracer
 
 
-class DraftActor(Replica[DraftMessage, OfferBatch]):
+class DraftActor(Replica[DraftMessage, ProposalBatch]):
     """A plain class; `ray.remote` is applied where it is placed."""
 
     def __init__(
@@ -48,7 +48,7 @@ class DraftActor(Replica[DraftMessage, OfferBatch]):
         self._model = self._make_model()
         self._forest = Forest(self._settings.tree)
         card = self._model.card()
-        self._accounts = StepAccounts(self._recorder, card.slots)
+        self._accounts = StepMetrics(self._recorder, card.slots)
         return card
 
     # -- mail ----------------------------------------------------------------------------------------------------
@@ -57,15 +57,15 @@ class DraftActor(Replica[DraftMessage, OfferBatch]):
         self._frontier_empty = False
         for message in mail:
             match message:
-                case Commit():
+                case CommitUpdate():
                     self._take_commit(link, message)
-                case Opening():
+                case OpenSequence():
                     self._open(link, message)
                 case Cancel():
                     self._close(message.sequences)
                     self._accounts.occupied(len(self._owners))
 
-    def _open(self, link: str, opening: Opening) -> None:
+    def _open(self, link: str, opening: OpenSequence) -> None:
         name = opening.sequence
         self._close([name])
         try:
@@ -79,7 +79,7 @@ class DraftActor(Replica[DraftMessage, OfferBatch]):
         self._lengths[name] = len(tokens)
         self._forest.open(name, prefix_key(tokens), len(tokens))
 
-    def _take_commit(self, link: str, commit: Commit) -> None:
+    def _take_commit(self, link: str, commit: CommitUpdate) -> None:
         length = self._lengths.get(commit.sequence)
         if length is None:
             self._unknown[commit.sequence] = link
@@ -115,7 +115,7 @@ class DraftActor(Replica[DraftMessage, OfferBatch]):
             return 0.0
         return None if self._frontier_empty or not self._owners else 0.0
 
-    def _work(self) -> dict[str, OfferBatch]:
+    def _work(self) -> dict[str, ProposalBatch]:
         """One draft step: take the nodes most likely to be needed, expand them, send what came out."""
         requests = self._forest.frontier(self._settings.tree.width)
         self._frontier_empty = not requests
@@ -129,7 +129,7 @@ class DraftActor(Replica[DraftMessage, OfferBatch]):
             self._accounts.step_done(seconds=seconds, drafted=drafted, sequences=len(self._owners))
         return self._batches(grown, seconds, len(requests))
 
-    def _batches(self, grown: dict[str, list[Expansion]], seconds: float, rows: int) -> dict[str, OfferBatch]:
+    def _batches(self, grown: dict[str, list[Expansion]], seconds: float, rows: int) -> dict[str, ProposalBatch]:
         behind, self._behind = self._behind, {}
         unknown, self._unknown = self._unknown, {}
         refused, self._refused = self._refused, {}
@@ -138,7 +138,7 @@ class DraftActor(Replica[DraftMessage, OfferBatch]):
         links.update(self._owners[name] for name in behind if name in self._owners)
         links.update(unknown.values(), refused.values())
         return {
-            link: OfferBatch(
+            link: ProposalBatch(
                 source=self._name,
                 expansions={name: e for name, e in grown.items() if self._owners.get(name) == link},
                 behind={name: position for name, position in behind.items() if self._owners.get(name) == link},

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from actors.algorithms.sampling import check_ids
 from actors.errors import InvalidSettingError, PromptError
-from actors.messages import Opening
+from actors.messages import OpenSequence
 
 
-def check_opening(opening: Opening, vocabulary: int) -> None:
+def check_opening(opening: OpenSequence, vocabulary: int) -> None:
     """Raises PromptError for a prompt that the model cannot read, InvalidSettingError for ids that it lacks."""
     if not opening.prompt:
         raise PromptError("the prompt is empty")

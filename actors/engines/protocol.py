@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from actors.algorithms.types import Outcome
-from actors.messages import Opening, Support
+from actors.messages import OpenSequence, Support
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class TargetModel(Protocol):
 
     def card(self) -> ModelCard: ...
 
-    def attach(self, slot: int, opening: Opening) -> None:
+    def attach(self, slot: int, opening: OpenSequence) -> None:
         """Take `opening` into `slot`. Raises RequestError when its settings cannot be honoured."""
 
     def forward(self, rows: Sequence[Row]) -> list[Outcome | None]:
@@ -119,7 +119,7 @@ class DraftModel(Protocol):
 
     def card(self) -> ModelCard: ...
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: OpenSequence) -> None:
         """Take a sequence. Raises OverloadedError when no slot is free."""
 
     def expand(self, requests: Sequence[Expand]) -> list[Ranked]:

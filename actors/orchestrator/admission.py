@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from actors.errors import InvalidSettingError, PromptError, PromptTooLongError
-from actors.messages import GenerationRequest, Opening
+from actors.messages import GenerationRequest, OpenSequence
 from actors.orchestrator.session import Session
 from actors.settings import SamplingSettings
 from actors.text.codec import TextStream
@@ -58,7 +58,7 @@ class Admission:
         self._check_ids(prompt, "prompt")
         sampling = self._settle(request.sampling, room)
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
-        opening = Opening(request.id, prompt, sampling, seed, request.committed)
+        opening = OpenSequence(request.id, prompt, sampling, seed, request.committed)
         text = self._codec.stream(prompt, sampling.stop, sampling.min_tokens)
         text.push(request.committed)
         return Session(request, opening, [*prompt, *request.committed], text)

@@ -19,10 +19,10 @@ from typing import Any
 
 from actors import telemetry
 from actors.errors import DeadlineError, EngineError, OutriderError, OverloadedError, RequestError, UnavailableError
-from actors.messages import Commit, Delta, GenerationRequest, OfferBatch, Verdict, VerdictBatch
+from actors.messages import CommitUpdate, Delta, GenerationRequest, ProposalBatch, Verdict, VerdictBatch
 from actors.orchestrator.admission import Admission
-from actors.orchestrator.replica_pool import Directory, Tier
-from actors.orchestrator.routing import Placing
+from actors.orchestrator.replica_pool import Directory, ReplicaPool
+from actors.orchestrator.routing import Routing
 from actors.orchestrator.session import DraftConnection, Session, TargetConnection
 from actors.settings import OrchestratorSettings
 from actors.telemetry import Recorder
@@ -54,7 +54,7 @@ class Orchestrator:
         self._recorder = recorder
         self._clock = clock
         self._sessions: dict[str, Session] = {}
-        self._placing = Placing(
+        self._placing = Routing(
             targets=targets,
             drafts=drafts,
             sessions=self._sessions,
@@ -94,7 +94,7 @@ class Orchestrator:
     def status(self) -> dict[str, Any]:
         """Both tiers as this orchestrator sees them."""
 
-        def tier(it: Tier[Any, Any]) -> dict[str, Any]:
+        def tier(it: ReplicaPool[Any, Any]) -> dict[str, Any]:
             return {
                 "replicas": {
                     name: {
@@ -198,7 +198,7 @@ class Orchestrator:
         elif commit is not None and session.draft is not None:
             session.draft.post(commit)
 
-    def _on_offers(self, draft: DraftConnection, batches: list[OfferBatch]) -> None:
+    def _on_offers(self, draft: DraftConnection, batches: list[ProposalBatch]) -> None:
         """Pass proposals on to the targets in charge, and answer what the draft asks for."""
         for batch in batches:
             self._recorder.observe(telemetry.LINK_SECONDS, max(0.0, time.time() - batch.ended_at), tier="draft")
@@ -212,7 +212,7 @@ class Orchestrator:
             for name, position in batch.behind.items():
                 session = self._sessions.get(name)
                 if session is not None and session.draft is draft:
-                    draft.post(Commit(name, position, tuple(session.tokens[position:])))
+                    draft.post(CommitUpdate(name, position, tuple(session.tokens[position:])))
             for name in batch.unknown:
                 session = self._sessions.get(name)
                 if session is not None and session.draft is draft:

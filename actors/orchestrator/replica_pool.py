@@ -54,7 +54,7 @@ class _Probation:
 _NONE = _Probation()
 
 
-class Tier(Generic[Mail, Result]):
+class ReplicaPool(Generic[Mail, Result]):
     """Keeps a connection to every member of a directory.
 
     check: looks at a new replica's card and returns why it cannot be used, or None.

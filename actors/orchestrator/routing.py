@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from actors import telemetry
 from actors.engines.protocol import ModelCard
 from actors.errors import EngineError, UnavailableError
-from actors.messages import Cancel, DraftMessage, OfferBatch, TargetMessage, VerdictBatch
-from actors.orchestrator.replica_pool import Directory, Tier
+from actors.messages import Cancel, DraftMessage, ProposalBatch, TargetMessage, VerdictBatch
+from actors.orchestrator.replica_pool import Directory, ReplicaPool
 from actors.orchestrator.session import DraftConnection, Session, TargetConnection
 from actors.settings import OrchestratorSettings
 from actors.telemetry import Recorder
@@ -23,7 +23,7 @@ MOST_MOVES = 5
 """A sequence that has seen so many targets die may be what kills them; it ends with an error."""
 
 
-class Placing:
+class Routing:
     """Keeps both tiers, and every session of `sessions` at one target and, where one has room, at one draft.
 
     sessions: the orchestrator's, by the ids of their requests; read here, never written.
@@ -40,13 +40,13 @@ class Placing:
         clock: Callable[[], float],
         name: str,
         on_verdicts: Callable[[TargetConnection, list[VerdictBatch]], None],
-        on_offers: Callable[[DraftConnection, list[OfferBatch]], None],
+        on_offers: Callable[[DraftConnection, list[ProposalBatch]], None],
     ) -> None:
         self._sessions = sessions
         self._settings = settings
         self._recorder = recorder
         self._target_card: ModelCard | None = None
-        self.targets: Tier[TargetMessage, VerdictBatch] = Tier(
+        self.targets: ReplicaPool[TargetMessage, VerdictBatch] = ReplicaPool(
             targets,
             name,
             settings,
@@ -57,7 +57,7 @@ class Placing:
             on_draining=self._target_draining,
             on_lost=self._target_lost,
         )
-        self.drafts: Tier[DraftMessage, OfferBatch] = Tier(
+        self.drafts: ReplicaPool[DraftMessage, ProposalBatch] = ReplicaPool(
             drafts,
             name,
             settings,

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from actors.errors import EngineError
 from actors.messages import (
     Alternatives,
-    Commit,
+    CommitUpdate,
     Delta,
     DraftMessage,
     GenerationRequest,
-    OfferBatch,
-    Opening,
+    OpenSequence,
+    ProposalBatch,
     TargetMessage,
     Usage,
     Verdict,
@@ -24,7 +24,7 @@ from actors.text.predicted_outputs import PredictionTally
 from actors.transport.connection import Connection
 
 TargetConnection = Connection[TargetMessage, VerdictBatch]
-DraftConnection = Connection[DraftMessage, OfferBatch]
+DraftConnection = Connection[DraftMessage, ProposalBatch]
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +32,7 @@ class Session:
     """State of one request. `tokens` is the prompt and everything committed; it only grows."""
 
     request: GenerationRequest
-    opening: Opening
+    opening: OpenSequence
     tokens: list[int]
     text: TextStream
     events: asyncio.Queue[Verdict | Exception] = field(default_factory=asyncio.Queue)
@@ -58,13 +58,13 @@ class Session:
     def prompt_tokens(self) -> int:
         return len(self.opening.prompt)
 
-    def resumed(self) -> Opening:
+    def resumed(self) -> OpenSequence:
         """An opening from what is committed now."""
         opening = self.opening
         committed = tuple(self.tokens[self.prompt_tokens :])
-        return Opening(opening.sequence, opening.prompt, opening.sampling, opening.seed, committed)
+        return OpenSequence(opening.sequence, opening.prompt, opening.sampling, opening.seed, committed)
 
-    def commit(self, verdict: Verdict) -> Commit | None:
+    def commit(self, verdict: Verdict) -> CommitUpdate | None:
         """Take a verdict of the target in charge. Returns what the draft must hear; None if there is nothing new.
 
         Raises EngineError when the verdict leaves a gap, which no honest target does.
@@ -81,7 +81,7 @@ class Session:
             self.alternatives.extend(verdict.alternatives)
         self.ended = verdict.finish is not None
         self.events.put_nowait(verdict)
-        return Commit(verdict.sequence, verdict.position, verdict.tokens, verdict.declined)
+        return CommitUpdate(verdict.sequence, verdict.position, verdict.tokens, verdict.declined)
 
     async def step(self) -> Delta:
         """The next step of the answer: all that was decided since the last one.

@@ -29,7 +29,7 @@ class Occupancy(Protocol):
     def cached_positions(self) -> int: ...
 
 
-class PassAccounts:
+class PassMetrics:
     """Metrics of one target replica."""
 
     def __init__(self, recorder: Recorder, settings: TargetSettings) -> None:
@@ -155,7 +155,7 @@ class PassAccounts:
         self._ended = kept * self._ended + ended
 
 
-class StepAccounts:
+class StepMetrics:
     """Metrics of one draft replica."""
 
     def __init__(self, recorder: Recorder, slots: int) -> None:

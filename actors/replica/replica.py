@@ -19,7 +19,7 @@ from actors.errors import EngineError, OutriderError
 from actors.messages import Pulse
 from actors.replica.busy import BusyShare
 from actors.transport.links import LinkTable
-from actors.transport.socket import Endpoint, WireServer, node_address
+from actors.transport.socket import Endpoint, SocketServer, node_address
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Replica(ABC, Generic[Mail, Result]):
         """Of the model thread."""
         self._links: LinkTable[Result] | None = None
         self._reaper: asyncio.Task[None] | None = None
-        self._wires: WireServer | None = None
+        self._wires: SocketServer | None = None
         self._thread = threading.Thread(target=self._run, name=f"{name}-model", daemon=True)
         self._thread.start()
 
@@ -88,7 +88,7 @@ class Replica(ABC, Generic[Mail, Result]):
     async def wire(self, host: str | None = None) -> Endpoint:
         """Where mail and results can go over a wire. host: the address to listen at; this node's when None."""
         if self._wires is None:
-            self._wires = WireServer(self)
+            self._wires = SocketServer(self)
         return await self._wires.endpoint(host or node_address())
 
     async def pulse(self, link: str) -> Pulse:

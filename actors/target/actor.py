@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 from actors.algorithms.control.lookahead import LookaheadController
 from actors.engines.protocol import ModelCard, TargetModel
-from actors.messages import Cancel, OfferBatch, Opening, TargetMessage, Verdict, VerdictBatch
-from actors.replica.pass_metrics import PassAccounts
+from actors.messages import Cancel, OpenSequence, ProposalBatch, TargetMessage, Verdict, VerdictBatch
+from actors.replica.pass_metrics import PassMetrics
 from actors.replica.replica import Replica
 from actors.settings import TargetSettings
 from actors.target.mailbox import Mailbox
@@ -51,7 +51,7 @@ class TargetActor(Replica[TargetMessage, VerdictBatch]):
         card = model.card()
         self._controller = LookaheadController(self._settings.lookahead)
         self._mailbox = Mailbox(card.vocabulary)
-        self._accounts = PassAccounts(self._recorder, self._settings)
+        self._accounts = PassMetrics(self._recorder, self._settings)
         self._scheduler = Scheduler(model, self._settings, self._mailbox, self._controller, self._clock)
         return card
 
@@ -63,9 +63,9 @@ class TargetActor(Replica[TargetMessage, VerdictBatch]):
     def _take(self, link: str, mail: Sequence[TargetMessage]) -> None:
         for message in mail:
             match message:
-                case OfferBatch():
+                case ProposalBatch():
                     self._offer(message)
-                case Opening():
+                case OpenSequence():
                     self._tracer.begin(message.sequence)
                     self._passes.open(link, message)
                 case Cancel():
@@ -74,7 +74,7 @@ class TargetActor(Replica[TargetMessage, VerdictBatch]):
                         self._tracer.end(name, finish="cancelled")
                     self._accounts.occupied(self._passes)
 
-    def _offer(self, batch: OfferBatch) -> None:
+    def _offer(self, batch: ProposalBatch) -> None:
         sound = not self._mailbox.malformed
         for sequence in self._mailbox.offer(batch):
             self._controller.observe_offer(self._clock(), sequence)

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 
 from actors.engines.protocol import Proposal
-from actors.messages import EMPTY_PREFIX, Expansion, OfferBatch, Support, extend_key, prefix_key
+from actors.messages import EMPTY_PREFIX, Expansion, ProposalBatch, Support, extend_key, prefix_key
 
 NOTHING = Proposal()
 _CERTAIN = 1 + 1e-6
@@ -129,7 +129,7 @@ class Mailbox:
         with self._lock:
             self._shelves[sequence] = _Shelf(prefix_key(tokens, EMPTY_PREFIX), len(tokens))
 
-    def offer(self, batch: OfferBatch) -> list[str]:
+    def offer(self, batch: ProposalBatch) -> list[str]:
         """File the batch. Returns the sequences for which something new came, in time or too late for its position.
 
         A draft that is too late is one that follows: it catches up as soon as a pass is held for it.

@@ -1,7 +1,7 @@
-"""The desk: answers an engine that schedules itself, once per pass, with drafts out of the mailbox.
+"""The broker: answers an engine that schedules itself, once per pass, with drafts out of the mailbox.
 
 What the scheduler does for engines that it drives (propose, hold, commit) happens here for engines that drive
-themselves: the desk hears what a pass decided, moves the mailbox on, and says which drafts the next pass verifies.
+themselves: the broker hears what a pass decided, moves the mailbox on, and says which drafts the next pass verifies.
 It knows nothing of vLLM, links or threads beyond its own lock.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from actors.algorithms.control.lookahead import LookaheadController
 from actors.engines.protocol import Proposal
 from actors.engines.vllm.ipc import Answer, Decided, PassEnd
-from actors.messages import OfferBatch, Opening
+from actors.messages import OpenSequence, ProposalBatch
 from actors.settings import TargetSettings
 from actors.target.mailbox import Mailbox
 
@@ -31,9 +31,9 @@ class Ruled:
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
-    opening: Opening
+    opening: OpenSequence
     length: int
-    """Prompt and committed tokens, as far as the desk has heard."""
+    """Prompt and committed tokens, as far as the broker has heard."""
     rulings: deque[Ruled] = field(default_factory=deque)
     confidences: tuple[float, ...] = ()
     """Of the drafts given for the pass under way."""
@@ -59,7 +59,7 @@ SILENT = 64
 """Passes without any drafts after which none are expected."""
 
 
-class Desk:
+class ProposalBroker:
     """Drafts for the sequences of one engine. Thread-safe.
 
     alarm: called, on the thread that answers, when there is something for `take_failed`.
@@ -93,7 +93,7 @@ class Desk:
 
     # -- sequences ------------------------------------------------------------------------------------------------
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: OpenSequence) -> None:
         """Take offers for a sequence from now on."""
         with self._changed:
             tokens = (*opening.prompt, *opening.committed)
@@ -109,7 +109,7 @@ class Desk:
                 self._controller.forget(sequence)
                 self._changed.notify_all()  # a pass is not held for it any more
 
-    def offer(self, batch: OfferBatch) -> None:
+    def offer(self, batch: ProposalBatch) -> None:
         """Drafts have come, if perhaps too late. Whoever offers those is there, and near enough to be waited for."""
         with self._changed:
             now = self._clock()

@@ -13,7 +13,7 @@ from actors.algorithms.control.lookahead import LookaheadController
 from actors.algorithms.types import Outcome
 from actors.engines.protocol import Proposal, Row, TargetModel
 from actors.errors import OutriderError, OverloadedError
-from actors.messages import FinishReason, Opening, Verdict
+from actors.messages import FinishReason, OpenSequence, Verdict
 from actors.settings import TargetSettings
 from actors.target.mailbox import Mailbox
 
@@ -24,7 +24,7 @@ NOTHING = Proposal()
 class _Sequence:
     """A sequence that waits for a slot or holds one."""
 
-    opening: Opening
+    opening: OpenSequence
     owner: str
     tokens: list[int]
     queued_at: float
@@ -121,7 +121,7 @@ class Scheduler:
 
     # -- what the links bring ------------------------------------------------------------------------------------
 
-    def open(self, owner: str, opening: Opening) -> None:
+    def open(self, owner: str, opening: OpenSequence) -> None:
         """Queue a sequence. A full queue refuses it with a verdict that carries an OverloadedError."""
         former = self._running.get(opening.sequence) or self._in_queue(opening.sequence)
         if former is not None and former.owner == owner:
@@ -329,7 +329,7 @@ class Scheduler:
         self._mailbox.close(sequence.opening.sequence)
         self._controller.forget(sequence.opening.sequence)
 
-    def _refuse(self, owner: str, opening: Opening, error: OutriderError) -> None:
+    def _refuse(self, owner: str, opening: OpenSequence, error: OutriderError) -> None:
         position = len(opening.prompt) + len(opening.committed)
         verdict = Verdict(opening.sequence, position, (), finish="error", error=error)
         self._refusals.append(Ruling(owner, verdict))

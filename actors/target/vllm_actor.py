@@ -23,12 +23,12 @@ from actors.engines.vllm.engine import Said, VllmEngine
 from actors.engines.vllm.requests import plain_request, request, room
 from actors.engines.vllm.runtime import VllmModel, VllmRuntime
 from actors.errors import EngineError, InvalidSettingError, OutriderError, OverloadedError
-from actors.messages import Cancel, OfferBatch, Opening, Pulse, TargetMessage, Verdict, VerdictBatch
-from actors.replica.pass_metrics import PassAccounts
+from actors.messages import Cancel, OpenSequence, ProposalBatch, Pulse, TargetMessage, Verdict, VerdictBatch
+from actors.replica.pass_metrics import PassMetrics
 from actors.replica.replica import Replica
 from actors.settings import TargetSettings
 from actors.target.engine_results import verdicts
-from actors.target.proposal_broker import Desk
+from actors.target.proposal_broker import ProposalBroker
 from actors.target.scheduler import PassReport, Ruling
 from actors.telemetry import Recorder
 from actors.tracing import NO_TRACES, Tracer
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 @dataclass(slots=True, eq=False)
 class _Sequence:
     owner: str
-    opening: Opening
+    opening: OpenSequence
     run: str
     """Names this stay of the sequence at vLLM: what an earlier one still says is not its."""
     length: int
@@ -75,7 +75,7 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
         self._queue_seconds: list[float] = []
         self._said_at = clock()
         self._runtime: VllmRuntime | None = None
-        self._accounts: PassAccounts | None = None
+        self._accounts: PassMetrics | None = None
         super().__init__(name, clock)
 
     # -- building --------------------------------------------------------------------------------------------------
@@ -83,17 +83,17 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
     def _prepare(self) -> ModelCard:
         model, settings = self._make_model(), self._settings
         self._model = model
-        self._desk = self._make_desk(model)
+        self._broker = self._make_desk(model)
         self._grammars = _grammars(model)
         tokenizer = model.tokenizer if self._grammars is not None else None
-        self._runtime = VllmRuntime(model, settings, self._desk, tokenizer, self._nudge)
+        self._runtime = VllmRuntime(model, settings, self._broker, tokenizer, self._nudge)
         if self._stopping:  # it took longer than whoever stopped this actor waited
             self._runtime.close()
-        self._accounts = PassAccounts(self._recorder, settings)
+        self._accounts = PassMetrics(self._recorder, settings)
         return ModelCard(model.name, model.vocabulary, settings.context, settings.slots, model.eos, model.fingerprint)
 
-    def _make_desk(self, model: VllmModel) -> Desk:
-        return Desk(self._settings, model.vocabulary, self._clock, self._nudge)
+    def _make_desk(self, model: VllmModel) -> ProposalBroker:
+        return ProposalBroker(self._settings, model.vocabulary, self._clock, self._nudge)
 
     async def stop(self) -> None:
         """End the model thread, all streams and vLLM's processes."""
@@ -116,16 +116,16 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
     def _take(self, link: str, mail: Sequence[TargetMessage]) -> None:
         for message in mail:
             match message:
-                case OfferBatch():
-                    self._desk.offer(message)
-                case Opening():
+                case ProposalBatch():
+                    self._broker.offer(message)
+                case OpenSequence():
                     self._tracer.begin(message.sequence)
                     self._open(link, message)
                 case Cancel():
                     self._end(message.sequences, finish="cancelled")
         self._occupied()
 
-    def _open(self, owner: str, opening: Opening) -> None:
+    def _open(self, owner: str, opening: OpenSequence) -> None:
         former = self._sequences.get(opening.sequence)
         if former is not None and former.owner == owner:
             return  # a repeated message
@@ -146,10 +146,10 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
         sequence = _Sequence(owner, opening, run, _position(opening), self._clock())
         self._sequences[opening.sequence] = self._runs[run] = sequence
         if self.speculates:
-            self._desk.open(opening)
+            self._broker.open(opening)
         self._vllm.start(dataclasses.replace(asked, name=run))
 
-    def _check(self, opening: Opening) -> None:
+    def _check(self, opening: OpenSequence) -> None:
         check_opening(opening, self._model.vocabulary)
         grammar = opening.sampling.grammar
         if grammar is None or not self.speculates:
@@ -158,7 +158,7 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
             raise InvalidSettingError("this deployment has no grammar support", "response_format")
         self._grammars.matcher(grammar)
 
-    def _refuse(self, owner: str, opening: Opening, error: OutriderError) -> None:
+    def _refuse(self, owner: str, opening: OpenSequence, error: OutriderError) -> None:
         verdict = Verdict(opening.sequence, _position(opening), (), finish="error", error=error)
         self._answers.append(Ruling(owner, verdict))
 
@@ -167,7 +167,7 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
         gone = [sequence for name in names if (sequence := self._sequences.pop(name, None)) is not None]
         for sequence in gone:
             del self._runs[sequence.run]
-            self._desk.close(sequence.opening.sequence)
+            self._broker.close(sequence.opening.sequence)
             self._tracer.end(sequence.opening.sequence, finish=finish)
         if gone:
             self._vllm.end([sequence.run for sequence in gone])
@@ -179,7 +179,7 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
     # -- what goes out ---------------------------------------------------------------------------------------------
 
     def _pause(self) -> float | None:
-        return 0.0 if self._answers or self._vllm.has_news or self._desk.has_failed else None
+        return 0.0 if self._answers or self._vllm.has_news or self._broker.has_failed else None
 
     def _work(self) -> dict[str, VerdictBatch]:
         report = self._report()
@@ -197,7 +197,7 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
         report = PassReport(rulings=self._answers)
         self._answers = []
         said = self._vllm.take()
-        for decided in self._desk.take_failed():
+        for decided in self._broker.take_failed():
             sequence = self._sequences.get(decided.sequence)
             if sequence is not None:
                 verdict = Verdict(decided.sequence, sequence.length, (), finish="error", error=decided.error)
@@ -215,7 +215,7 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
     def _book(self, report: PassReport) -> None:
         """What the passes took since something was last said; without an exchange only that, and no more, is known."""
         assert self._accounts is not None
-        facts, now = self._desk.take_facts(), self._clock()
+        facts, now = self._broker.take_facts(), self._clock()
         passes = max(facts.passes, 1)
         report.seconds = facts.seconds / passes if self.speculates else now - self._said_at
         report.tokens = round(facts.tokens / passes)
@@ -231,7 +231,7 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
         if not sequence.started and said.error is None:
             sequence.started = True
             self._queue_seconds.append(self._clock() - sequence.queued_at)
-        told = verdicts(name, sequence.length, said, lambda position: self._desk.ruling(name, position))
+        told = verdicts(name, sequence.length, said, lambda position: self._broker.ruling(name, position))
         report.rulings.extend(Ruling(sequence.owner, verdict) for verdict in told.verdicts)
         report.declined += told.declined
         report.starved += told.starved
@@ -258,7 +258,7 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
 
     def exchange_overhead(self) -> list[float]:
         """Seconds that the exchange took vLLM's first rank in recent passes, holds for drafts left out."""
-        return list(self._desk.overhead_s)
+        return list(self._broker.overhead_s)
 
     def lose_mailbox(self) -> None:
         """Close the exchange, as if the mailbox had died; vLLM goes on without drafts. For drills."""
@@ -268,7 +268,7 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
     def _pulse(self) -> Pulse:
         """A pass is progress, also where it says nothing (part of a long prompt)."""
         pulse = super()._pulse()
-        passes = self._desk.passes if self._built.is_set() else 0
+        passes = self._broker.passes if self._built.is_set() else 0
         return Pulse(pulse.busy, pulse.progress + passes, pulse.draining, pulse.facts)
 
     def _facts(self) -> dict[str, float]:
@@ -278,7 +278,7 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
         """Health: raises EngineError when vLLM died, or has work and ended no pass for that long."""
         if self._runtime is not None and self._runtime.failure is not None:
             raise EngineError(f"{self._name}: vLLM died: {self._runtime.failure}")
-        passes, now = self._desk.passes if self._built.is_set() else 0, self._clock()
+        passes, now = self._broker.passes if self._built.is_set() else 0, self._clock()
         seen, since = getattr(self, "_seen", (-1, now))
         if passes != seen or not self._sequences:
             seen, since = passes, now
@@ -302,7 +302,7 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
         return bool(self._sequences)
 
 
-def _position(opening: Opening) -> int:
+def _position(opening: OpenSequence) -> int:
     """Where the next token goes."""
     return len(opening.prompt) + len(opening.committed)
 

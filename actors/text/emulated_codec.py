@@ -15,7 +15,7 @@ from actors.text.codec import TextStream
 _WORD = re.compile(r"w(\d{1,9})")
 
 
-class WordCodec:
+class EmulatedCodec:
     """The same surface as TextCodec, for `vocabulary` ids of which `reserved` at the start are never made from text."""
 
     def __init__(self, vocabulary: int, reserved: int = 1, eos: int | None = None) -> None:
@@ -71,7 +71,7 @@ class WordCodec:
 
 
 class _WordDetokeniser:
-    def __init__(self, codec: WordCodec) -> None:
+    def __init__(self, codec: EmulatedCodec) -> None:
         self._codec = codec
 
     def push(self, token: int) -> str:

@@ -65,7 +65,7 @@ class Replica(Protocol):
     async def leave(self, link: str) -> None: ...
 
 
-class WireServer:
+class SocketServer:
     """A replica's end of all its wires. Lives on the replica's event loop."""
 
     def __init__(self, replica: Replica) -> None:
@@ -136,7 +136,7 @@ class WireServer:
         writer.close()
 
 
-class WirePeer:
+class SocketPeer:
     """A Ray actor reached over a wire, with `behind` (a RayPeer) for the rest. One wire for each link name."""
 
     def __init__(self, behind: Peer) -> None:

@@ -21,7 +21,7 @@ from actors.orchestrator.replica_pool import StaticDirectory
 from actors.settings import OrchestratorSettings
 from actors.telemetry import MemoryRecorder
 from actors.transport.links import LocalPeer, Peer, RayPeer
-from actors.transport.socket import WirePeer
+from actors.transport.socket import SocketPeer
 from benchmarks.support.timed_actors import ProbedDraft, ProbedTarget, ReplicaNotes
 from cluster.config.deployment import DeploymentConfig
 from cluster.models.factory import draft_model, pin, target_model, text_facts
@@ -239,7 +239,7 @@ class RayRig:
 
 
 def _peer(actor: Any, wires: bool) -> Peer:
-    return WirePeer(RayPeer(actor)) if wires else RayPeer(actor)
+    return SocketPeer(RayPeer(actor)) if wires else RayPeer(actor)
 
 
 def _target(plan: RigPlan, index: int) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.support.processes import KINDS, Kind, Victim, find
+from benchmarks.support.processes import KINDS, ApplicationProcess, Kind, find
 
 How = Literal["kill", "freeze"]
 WAIT_S = 90.0
@@ -37,7 +37,7 @@ class Struck:
     """A fault that happened, at a time of the monotonic clock."""
 
     fault: Fault
-    victim: Victim
+    victim: ApplicationProcess
     at: float
 
 
@@ -78,7 +78,7 @@ async def strike(application: str, fault: Fault, chance: random.Random, thaw_aft
     return Struck(fault, victim, at)
 
 
-def _thaw(victim: Victim) -> None:
+def _thaw(victim: ApplicationProcess) -> None:
     with contextlib.suppress(ProcessLookupError):
         victim.send(signal.SIGCONT)
 

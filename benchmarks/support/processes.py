@@ -34,7 +34,7 @@ ANSWER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Victim:
+class ApplicationProcess:
     """A process of the application, on this machine."""
 
     kind: Kind
@@ -46,7 +46,7 @@ class Victim:
         os.kill(self.pid, number)
 
 
-async def find(application: str, kind: Kind) -> list[Victim]:
+async def find(application: str, kind: Kind) -> list[ApplicationProcess]:
     """All processes of that kind that answer now, in the order of their names."""
     import ray
     from ray.util import list_named_actors
@@ -60,10 +60,12 @@ async def find(application: str, kind: Kind) -> list[Victim]:
     actors = await asyncio.to_thread(list_named_actors, all_namespaces=True)
     names = sorted(a["name"] for a in actors if a["namespace"] == namespace and a["name"].startswith(prefix))
 
-    async def ask(name: str) -> Victim | None:
+    async def ask(name: str) -> ApplicationProcess | None:
         try:
             actor = await asyncio.to_thread(ray.get_actor, name, namespace)
-            return Victim(kind, name, await asyncio.wait_for(actor.__ray_call__.remote(_process_id), ANSWER_S))
+            return ApplicationProcess(
+                kind, name, await asyncio.wait_for(actor.__ray_call__.remote(_process_id), ANSWER_S)
+            )
         except Exception:  # on its way up or down
             return None
 

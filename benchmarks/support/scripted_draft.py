@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.engines.protocol import Expand, ModelCard, Ranked
-from actors.messages import Opening, prefix_key
+from actors.messages import OpenSequence, prefix_key
 
 PLACE = "OUTRIDER_SCRIPT"
 """Environment variable that tells vLLM's processes where the script is."""
@@ -62,7 +62,7 @@ class ScriptedDraft:
     def card(self) -> ModelCard:
         return ModelCard("scripted", self._script.vocabulary, self._context, self._slots)
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: OpenSequence) -> None:
         self._tokens[opening.sequence] = [*opening.prompt, *opening.committed]
 
     def close(self, sequence: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from actors.algorithms.types import Outcome
 from actors.draft.actor import DraftActor
 from actors.engines.protocol import DraftModel, Expand, ModelCard, Ranked, Row, TargetModel
-from actors.messages import Commit, DraftMessage, OfferBatch, Opening, TargetMessage, VerdictBatch
+from actors.messages import CommitUpdate, DraftMessage, OpenSequence, ProposalBatch, TargetMessage, VerdictBatch
 from actors.replica.replica import Mail, Replica, Result
 from actors.settings import DraftSettings, TargetSettings
 from actors.target.actor import TargetActor
@@ -122,7 +122,7 @@ class _ProbedTargetModel:
     def card(self) -> ModelCard:
         return self._model.card()
 
-    def attach(self, slot: int, opening: Opening) -> None:
+    def attach(self, slot: int, opening: OpenSequence) -> None:
         self._model.attach(slot, opening)
 
     def forward(self, rows: Sequence[Row]) -> list[Outcome | None]:
@@ -154,7 +154,7 @@ class ProbedTarget(_Probed[TargetMessage, VerdictBatch], TargetActor):
         super().__init__(name, lambda: _ProbedTargetModel(make_model(), self), settings, recorder)
 
     def _mark(self, message: TargetMessage) -> Mark | None:
-        return offer_mark(message) if isinstance(message, OfferBatch) else None
+        return offer_mark(message) if isinstance(message, ProposalBatch) else None
 
     def _pause(self) -> float | None:
         pause = super()._pause()
@@ -204,7 +204,7 @@ class _ProbedDraftModel:
     def card(self) -> ModelCard:
         return self._model.card()
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: OpenSequence) -> None:
         self._model.open(opening)
 
     def expand(self, requests: Sequence[Expand]) -> list[Ranked]:
@@ -220,7 +220,7 @@ class _ProbedDraftModel:
         self._model.close(sequence)
 
 
-class ProbedDraft(_Probed[DraftMessage, OfferBatch], DraftActor):
+class ProbedDraft(_Probed[DraftMessage, ProposalBatch], DraftActor):
     """A draft replica that notes its steps, and adds `link_delay_ms` to every delivery."""
 
     def __init__(
@@ -235,19 +235,19 @@ class ProbedDraft(_Probed[DraftMessage, OfferBatch], DraftActor):
         super().__init__(name, lambda: _ProbedDraftModel(make_model(), self), settings, recorder)
 
     def _mark(self, message: DraftMessage) -> Mark | None:
-        return (message.sequence, message.position, 0) if isinstance(message, Commit) else None
+        return (message.sequence, message.position, 0) if isinstance(message, CommitUpdate) else None
 
     def note_step(self, started: float, ended: float, rows: int) -> None:
         self._notes.steps.append(StepNote(started, ended, rows))
 
-    def _work(self) -> dict[str, OfferBatch]:
+    def _work(self) -> dict[str, ProposalBatch]:
         results = super()._work()
         if self._notes.steps:
             self._notes.steps[-1].mark = next(filter(None, map(offer_mark, results.values())), None)
         return results
 
 
-def offer_mark(batch: OfferBatch) -> Mark | None:
+def offer_mark(batch: ProposalBatch) -> Mark | None:
     """Mark of the first expansion in `batch`."""
     for sequence, expansions in batch.expansions.items():
         if expansions:

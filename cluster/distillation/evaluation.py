@@ -17,7 +17,7 @@ from actors.engines.transformers.causal_lm import CausalLM
 from actors.engines.transformers.draft import TransformersDraft
 from actors.engines.transformers.slots import SlotRow
 from actors.engines.transformers.target import TransformersTarget
-from actors.messages import Opening, Support
+from actors.messages import OpenSequence, Support
 from actors.settings import DraftSettings, Rule, SamplingSettings, TargetSettings, TreeSettings
 from cluster.distillation.prompts import Ids
 
@@ -107,7 +107,7 @@ def measure(
 ) -> Acceptance:
     """As `acceptance`, with engines of any kind; the draft may propose less than it is asked for, or nothing."""
     sampling = SamplingSettings(temperature=temperature, max_tokens=tokens, ignore_eos=True)
-    requests = [Opening(str(n), prompt, sampling, seed + n) for n, prompt in enumerate(prompts)]
+    requests = [OpenSequence(str(n), prompt, sampling, seed + n) for n, prompt in enumerate(prompts)]
     outputs: list[list[int]] = [[] for _ in requests]
     cached = [0] * len(requests)
     for slot, request in enumerate(requests):

@@ -19,7 +19,7 @@ from actors.engines.protocol import Row
 from actors.engines.transformers.causal_lm import CausalLM
 from actors.engines.transformers.slots import SlotRow
 from actors.engines.transformers.target import TransformersTarget
-from actors.messages import Opening
+from actors.messages import OpenSequence
 from actors.settings import SamplingSettings, TargetSettings
 from cluster.distillation.prompts import Ids
 
@@ -101,7 +101,7 @@ def plain_answers(
         context = max(map(len, batch)) + tokens
         engine = TransformersTarget(target, TargetSettings(slots=len(batch), context=max(context, 8)))
         for slot, prompt in enumerate(batch):
-            engine.attach(slot, Opening(str(slot), prompt, sampling, seed + start + slot))
+            engine.attach(slot, OpenSequence(str(slot), prompt, sampling, seed + start + slot))
         mine: list[list[int]] = [[] for _ in batch]
         running = list(range(len(batch)))
         for _ in range(tokens):

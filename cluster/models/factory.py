@@ -14,7 +14,7 @@ from actors.engines.protocol import DraftModel, TargetModel
 from actors.errors import ConfigError, ModelMismatchError
 from actors.text.answer_comparison import TOLERANCE
 from actors.text.codec import TextCodec
-from actors.text.emulated_codec import WordCodec
+from actors.text.emulated_codec import EmulatedCodec
 from cluster.config.deployment import DeploymentConfig, Resources
 from cluster.models.demo import Progress
 
@@ -33,7 +33,7 @@ LOW_PRECISION_TOLERANCE = 0.5
 class TextFacts:
     """What orchestrators and doors must know of the target: its text, its number of ids, and its context."""
 
-    codec: TextCodec | WordCodec
+    codec: TextCodec | EmulatedCodec
     vocabulary: int
     context: int
 
@@ -221,7 +221,9 @@ def text_facts(config: DeploymentConfig) -> TextFacts:
 
         language = target_spec(config.target.model, config.target.engine_kwargs).language
         eos = language.eos[0] if language.eos else None
-        return TextFacts(WordCodec(language.vocabulary, eos=eos), language.vocabulary, config.target.settings.context)
+        return TextFacts(
+            EmulatedCodec(language.vocabulary, eos=eos), language.vocabulary, config.target.settings.context
+        )
     from transformers import AutoConfig
 
     from cluster.models.references import fetch, load_tokenizer

@@ -18,7 +18,7 @@ from actors.algorithms.control.lookahead import LookaheadController
 from actors.algorithms.outcome_tree import Forest
 from actors.engines.emulated.engines import EmulatedDraft, EmulatedTarget
 from actors.engines.emulated.presets import DraftSpec, TargetSpec
-from actors.messages import Commit, Expansion, OfferBatch, Opening, prefix_key
+from actors.messages import CommitUpdate, Expansion, OpenSequence, ProposalBatch, prefix_key
 from actors.settings import DraftSettings, LookaheadSettings, SamplingSettings, Settings, TargetSettings, TreeSettings
 from actors.target.mailbox import Mailbox
 from actors.target.scheduler import PassReport, Scheduler
@@ -120,7 +120,7 @@ class _Tally:
 class _Target:
     """A target replica: forms a pass as soon as the last one ends, or when a hold is over."""
 
-    def __init__(self, simulation: _Simulation, openings: Sequence[Opening]) -> None:
+    def __init__(self, simulation: _Simulation, openings: Sequence[OpenSequence]) -> None:
         self._simulation = simulation
         self._clock = _Clock()
         settings = TargetSettings(
@@ -136,7 +136,7 @@ class _Target:
         for opening in openings:
             self._scheduler.open("simulation", opening)
 
-    def offer(self, now: float, batch: OfferBatch) -> None:
+    def offer(self, now: float, batch: ProposalBatch) -> None:
         for sequence in self._mailbox.offer(batch):
             self._controller.observe_offer(now, sequence)
         if not self._running:
@@ -167,19 +167,19 @@ class _Target:
 class _Draft:
     """A draft replica: steps as long as there is anything worth expanding; mail is taken between steps."""
 
-    def __init__(self, simulation: _Simulation, openings: Sequence[Opening]) -> None:
+    def __init__(self, simulation: _Simulation, openings: Sequence[OpenSequence]) -> None:
         self._simulation = simulation
         self._clock = _Clock()
         self._settings = DraftSettings(slots=len(openings), context=ENDLESS, tree=simulation.given.tree)
         self._model = EmulatedDraft(simulation.given.draft, self._settings, clock=self._clock, sleep=self._clock.sleep)
         self.forest = Forest(self._settings.tree)
-        self._inbox: list[Commit] = []
+        self._inbox: list[CommitUpdate] = []
         self._stepping = False
         for opening in openings:
             self._model.open(opening)
             self.forest.open(opening.sequence, prefix_key(opening.prompt), len(opening.prompt))
 
-    def commit(self, now: float, commits: Sequence[Commit]) -> None:
+    def commit(self, now: float, commits: Sequence[CommitUpdate]) -> None:
         self._inbox.extend(commits)
         if not self._stepping:
             self.turn(now)
@@ -201,7 +201,7 @@ class _Draft:
         self.forest.observe_step(len(requests), end - now)
         if self._simulation.counts(now):
             self._simulation.tally.draft_busy += end - now
-        self._simulation.offered(end, OfferBatch("draft", grown, step_seconds=end - now, rows=len(requests)))
+        self._simulation.offered(end, ProposalBatch("draft", grown, step_seconds=end - now, rows=len(requests)))
         self._simulation.events.at(end, self._stepped)
 
     def _stepped(self, now: float) -> None:
@@ -217,7 +217,7 @@ class _Simulation:
         self.events = _Events()
         self.tally = _Tally()
         sampling = SamplingSettings(temperature=0.0, max_tokens=ENDLESS)
-        openings = [Opening(f"s{i}", (given.seed, i, 1), sampling, given.seed) for i in range(given.sequences)]
+        openings = [OpenSequence(f"s{i}", (given.seed, i, 1), sampling, given.seed) for i in range(given.sequences)]
         self._target_of = {o.sequence: i % given.targets for i, o in enumerate(openings)}
         # Each draft serves all targets, so that one target's end of pass does not leave a draft with nothing to do.
         self._draft_of = {o.sequence: i // given.targets % max(1, given.drafts) for i, o in enumerate(openings)}
@@ -237,29 +237,29 @@ class _Simulation:
         """A pass has ended: count it, and send each draft what was committed."""
         if self.counts(now - report.seconds):
             self._count(report)
-        commits: dict[int, list[Commit]] = {}
+        commits: dict[int, list[CommitUpdate]] = {}
         for ruling in report.rulings:
             verdict = ruling.verdict
             draft = self._draft_of[verdict.sequence]
             commits.setdefault(draft, []).append(
-                Commit(verdict.sequence, verdict.position, verdict.tokens, verdict.declined)
+                CommitUpdate(verdict.sequence, verdict.position, verdict.tokens, verdict.declined)
             )
         if self.drafts:
             for draft, mail in commits.items():
                 self._send(now, draft, mail)
 
-    def _send(self, now: float, draft: int, mail: list[Commit]) -> None:
+    def _send(self, now: float, draft: int, mail: list[CommitUpdate]) -> None:
         self.events.at(now + self._one_way(), lambda later: self.drafts[draft].commit(later, mail))
 
-    def offered(self, now: float, batch: OfferBatch) -> None:
+    def offered(self, now: float, batch: ProposalBatch) -> None:
         """A draft step has ended: send each target its sequences' expansions."""
         shares: dict[int, dict[str, list[Expansion]]] = {}
         for sequence, expansions in batch.expansions.items():
             shares.setdefault(self._target_of[sequence], {})[sequence] = expansions
         for target, share in shares.items():
-            self._offer(now, target, OfferBatch(batch.source, share))
+            self._offer(now, target, ProposalBatch(batch.source, share))
 
-    def _offer(self, now: float, target: int, batch: OfferBatch) -> None:
+    def _offer(self, now: float, target: int, batch: ProposalBatch) -> None:
         self.events.at(now + self._one_way(), lambda later: self.targets[target].offer(later, batch))
 
     def _one_way(self) -> float:

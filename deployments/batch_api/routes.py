@@ -63,7 +63,7 @@ class BatchRequest(Body):
 
 
 @dataclass(slots=True)
-class BatchDoor:
+class BatchRoutes:
     """The routes. The store is opened when it is first needed, or at the start when there is one to go on with."""
 
     folder: Path

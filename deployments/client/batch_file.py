@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from actors.errors import ConfigError, OutriderError, RequestError
-from deployments.client.jsonl import LineFile
+from deployments.client.jsonl import JsonlFile
 from deployments.ingress.error_responses import error_body
 
 ROUTES = ("/v1/chat/completions", "/v1/completions")
@@ -104,7 +104,7 @@ class ResultFile:
 
     def __init__(self, path: Path) -> None:
         self.done: set[tuple[str, object]] = set()
-        self._file = LineFile(path, "result of a batch", lambda result: self.done.add(_identity(result)))
+        self._file = JsonlFile(path, "result of a batch", lambda result: self.done.add(_identity(result)))
 
     def add(self, result: Json) -> None:
         """Append one line; returns when the operating system has it."""

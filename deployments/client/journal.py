@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.errors import ConfigError
-from deployments.client.jsonl import LineFile
+from deployments.client.jsonl import JsonlFile
 
 
 def digest(value: object) -> str:
@@ -25,7 +25,7 @@ class Journal:
 
     def __init__(self, path: str | Path, sync: bool = False) -> None:
         self.done: dict[int, tuple[str, dict[str, Any]]] = {}
-        self._file = LineFile(Path(path), "journal of Outrider", self._recall, sync)
+        self._file = JsonlFile(Path(path), "journal of Outrider", self._recall, sync)
 
     def _recall(self, entry: dict[str, Any]) -> None:
         self.done[int(entry["index"])] = (entry["asked"], entry["result"])

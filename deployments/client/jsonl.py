@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from actors.errors import ConfigError
 
 
-class LineFile:
+class JsonlFile:
     """Whole lines of JSON. What a crash cut short is dropped when the file is opened again; all before it counts.
 
     kind: what the file is, for messages ("journal of Outrider").

@@ -20,9 +20,9 @@ from deployments.batch_api.routes import BatchLimits
 from deployments.ingress.auth import KeyRing
 from deployments.ingress.fair_queue import FairQueue
 from deployments.ingress.http_app import http_app
-from deployments.ingress.metrics_middleware import MeterMiddleware
+from deployments.ingress.metrics_middleware import MetricsMiddleware
 from deployments.ingress.middleware import access_log
-from deployments.ingress.rate_limit import Gate
+from deployments.ingress.rate_limit import RequestGate
 from deployments.ingress.routes import HttpLimits
 from deployments.ingress.service import Served, Service
 from deployments.ingress.traced_service import traced
@@ -72,7 +72,7 @@ class IngressReplica:
             "model": self._config.model_id,
             "replica": replica,
         }
-        app.add_middleware(MeterMiddleware, recorder=RayRecorder(common))
+        app.add_middleware(MetricsMiddleware, recorder=RayRecorder(common))
         return app
 
     def check_health(self) -> None:
@@ -92,8 +92,8 @@ def _limits(settings: Ingress) -> HttpLimits:
     )
 
 
-def _gate(settings: Ingress) -> Gate:
-    return Gate(KeyRing(settings.keys_file, time.monotonic), FairQueue(settings.running, settings.queue))
+def _gate(settings: Ingress) -> RequestGate:
+    return RequestGate(KeyRing(settings.keys_file, time.monotonic), FairQueue(settings.running, settings.queue))
 
 
 def _batch_folder(config: DeploymentConfig) -> Path | None:

@@ -14,11 +14,11 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from deployments.batch_api.routes import BatchDoor, BatchLimits, BatchRequest
+from deployments.batch_api.routes import BatchLimits, BatchRequest, BatchRoutes
 from deployments.ingress import error_responses, openapi
 from deployments.ingress.middleware import AccessLogMiddleware, RequestIdMiddleware
-from deployments.ingress.rate_limit import Gate
-from deployments.ingress.routes import Door, HttpLimits
+from deployments.ingress.rate_limit import RequestGate
+from deployments.ingress.routes import HttpLimits, Routes
 from deployments.ingress.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from deployments.ingress.service import Codec, Served, Service
 from deployments.ingress.streams import GoneError
@@ -29,7 +29,7 @@ def http_app(
     codec: Codec,
     served: Served,
     limits: HttpLimits | None = None,
-    gate: Gate | None = None,
+    gate: RequestGate | None = None,
     stamp_ids: bool = True,
     batch_folder: Path | None = None,
     batch_limits: BatchLimits | None = None,
@@ -40,8 +40,8 @@ def http_app(
     batch_folder: where files and batches are kept, and taken up again after a restart; without it there are none.
     """
     limits = limits or HttpLimits()
-    door = Door(service, codec, served, limits, gate or Gate())
-    batches = None if batch_folder is None else BatchDoor(batch_folder, door.answer, batch_limits or BatchLimits())
+    door = Routes(service, codec, served, limits, gate or RequestGate())
+    batches = None if batch_folder is None else BatchRoutes(batch_folder, door.answer, batch_limits or BatchLimits())
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
@@ -81,7 +81,7 @@ def http_app(
     return app
 
 
-def _routes(app: FastAPI, door: Door) -> None:
+def _routes(app: FastAPI, door: Routes) -> None:
     takes, known = openapi.body_of, [Depends(door.identify)]
     app.post("/v1/completions", openapi_extra=takes(CompletionRequest), dependencies=known)(door.complete)
     app.post("/v1/chat/completions", openapi_extra=takes(ChatRequest), dependencies=known)(door.chat)
@@ -97,7 +97,7 @@ def _routes(app: FastAPI, door: Door) -> None:
     app.get("/version")(door.version)
 
 
-def _batch_routes(app: FastAPI, batches: BatchDoor, door: Door) -> None:
+def _batch_routes(app: FastAPI, batches: BatchRoutes, door: Routes) -> None:
     known = [Depends(door.identify)]
     app.post("/v1/files", openapi_extra=openapi.UPLOAD, dependencies=known)(batches.upload)
     app.get("/v1/files", dependencies=known)(batches.files)

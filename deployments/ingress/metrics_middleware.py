@@ -11,7 +11,7 @@ OTHER = "other"
 """The route of requests that match none: paths are clients' words, and never become a label."""
 
 
-class MeterMiddleware:
+class MetricsMiddleware:
     """Pure ASGI, so that streams pass through as they are."""
 
     def __init__(self, app: ASGIApp, recorder: Recorder) -> None:

@@ -37,7 +37,7 @@ class Bucket:
         self.level -= amount
 
 
-class Gate:
+class RequestGate:
     """Admits requests. One per ingress replica: limits and fairness hold per replica."""
 
     def __init__(

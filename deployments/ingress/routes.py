@@ -23,7 +23,7 @@ from deployments.ingress.auth import Tenant
 from deployments.ingress.choice import Choice
 from deployments.ingress.grammar_check import GrammarCheck
 from deployments.ingress.middleware import BODY_LIMIT_S, read_body
-from deployments.ingress.rate_limit import Gate
+from deployments.ingress.rate_limit import RequestGate
 from deployments.ingress.request_body import Body, parse, validated
 from deployments.ingress.responses import Answer, ChatAnswer, CompletionAnswer, Options
 from deployments.ingress.schema import ChatRequest, Common, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -58,14 +58,14 @@ class HttpLimits:
 
 
 @dataclass(slots=True)
-class Door:
+class Routes:
     """What the routes share."""
 
     service: Service
     codec: Codec
     served: Served
     limits: HttpLimits
-    gate: Gate
+    gate: RequestGate
     clock: Callable[[], float] = time.time
     grammars: GrammarCheck = field(default_factory=GrammarCheck)
 

@@ -29,7 +29,7 @@ class Answering(Protocol):
 
 
 class Codec(admission.Codec, Protocol):
-    """Between text and token ids, both ways; TextCodec and WordCodec."""
+    """Between text and token ids, both ways; TextCodec and EmulatedCodec."""
 
     @property
     def vocabulary(self) -> int: ...

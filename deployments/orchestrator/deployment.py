@@ -23,8 +23,8 @@ from cluster.observability.ray_recorder import RayRecorder
 from deployments.orchestrator.answer_recording import answer_recorder
 from deployments.orchestrator.failover import leave_alone, take_over
 from deployments.orchestrator.handle import Call, LostError, over_grpc
-from deployments.orchestrator.heartbeat import SILENCE_S, SilenceError, beating, listening
-from deployments.orchestrator.request_batching import Bundler, Outcome, answered
+from deployments.orchestrator.heartbeat import SILENCE_S, SilenceError, listening, with_heartbeats
+from deployments.orchestrator.request_batching import Outcome, RequestBatcher, answered
 from deployments.tiers.actor_discovery import NamedActors
 from deployments.tiers.serve_status import overview
 
@@ -98,7 +98,7 @@ class OrchestratorReplica:
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta]:
         """Serve one request; see Orchestrator.generate. An empty Delta now and then is a sign of life."""
-        async with aclosing(beating(self._own.generate(request))) as deltas:
+        async with aclosing(with_heartbeats(self._own.generate(request))) as deltas:
             async for delta in deltas:
                 yield delta
 
@@ -140,7 +140,7 @@ class RemoteService:
         self._silence = silence_s
         streaming = self._handle.options(stream=True)  # one handle for all requests: each costs a long-poll
         self._generate, self._answer = streaming.generate, streaming.answer
-        self._bundlers: WeakKeyDictionary[asyncio.AbstractEventLoop, Bundler] = WeakKeyDictionary()
+        self._bundlers: WeakKeyDictionary[asyncio.AbstractEventLoop, RequestBatcher] = WeakKeyDictionary()
 
     async def answer(self, request: GenerationRequest) -> Delta:
         """The whole answer, in one call with whatever else is asked at the same time.
@@ -149,7 +149,7 @@ class RemoteService:
         """
         loop = asyncio.get_running_loop()
         if loop not in self._bundlers:
-            self._bundlers[loop] = Bundler(self._bundle, _lost_or_own, self._silence)
+            self._bundlers[loop] = RequestBatcher(self._bundle, _lost_or_own, self._silence)
         return await self._bundlers[loop].answer(request)
 
     async def _bundle(self, requests: list[GenerationRequest]) -> AsyncGenerator[list[Outcome]]:

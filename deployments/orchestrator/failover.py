@@ -21,7 +21,7 @@ where all are merely slow, it must not be for being asked too often."""
 
 
 class Response(Protocol):
-    """What a call of an orchestrator returns at once (carriage.Call)."""
+    """What a call of an orchestrator returns at once (handle.Call)."""
 
     def __aiter__(self) -> AsyncIterator[Delta]: ...
 

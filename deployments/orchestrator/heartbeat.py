@@ -21,7 +21,7 @@ class SilenceError(Exception):
     """The other end of a stream gave no sign of life."""
 
 
-async def beating(deltas: AsyncGenerator[Delta], period_s: float = BEAT_S) -> AsyncGenerator[Delta]:
+async def with_heartbeats(deltas: AsyncGenerator[Delta], period_s: float = BEAT_S) -> AsyncGenerator[Delta]:
     """`deltas`, with an empty one at once and wherever there was none for `period_s`. Closing it closes `deltas`."""
     waiting = asyncio.ensure_future(anext(deltas))
     try:

@@ -64,7 +64,7 @@ async def answered(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class Bundler:
+class RequestBatcher:
     """The caller's end. Lives on one event loop.
 
     call: sends a bundle and streams its outcomes; closing the stream cancels what is left of it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from actors.transport.links import Peer, RayPeer
-from actors.transport.socket import WirePeer
+from actors.transport.socket import SocketPeer
 
 NAMESPACE = "outrider"
 
@@ -40,6 +40,6 @@ class NamedActors:
             del self._peers[name]
         for name in present - self._peers.keys():
             try:
-                self._peers[name] = WirePeer(RayPeer(ray.get_actor(name, namespace=NAMESPACE)))
+                self._peers[name] = SocketPeer(RayPeer(ray.get_actor(name, namespace=NAMESPACE)))
             except ValueError:  # it died in between
                 continue

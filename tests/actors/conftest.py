@@ -22,7 +22,7 @@ from actors.orchestrator.session import Session
 from actors.settings import DraftSettings, OrchestratorSettings, SamplingSettings, TargetSettings
 from actors.target.actor import TargetActor
 from actors.telemetry import MemoryRecorder
-from actors.text.emulated_codec import WordCodec
+from actors.text.emulated_codec import EmulatedCodec
 from actors.transport.links import LocalPeer, Peer
 from benchmarks.support.chaos_link import ChaosLink, ChaosSettings
 
@@ -160,7 +160,7 @@ async def deployment(
     orchestrator = Orchestrator(
         targets=target_directory,
         drafts=draft_directory,
-        admission=admission or Admission(WordCodec(vocabulary), vocabulary, tset.context),
+        admission=admission or Admission(EmulatedCodec(vocabulary), vocabulary, tset.context),
         settings=settings or OrchestratorSettings(discovery_period_s=0.02),
         recorder=recorder,
         keep=keep,

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from actors.errors import OverloadedError
-from actors.messages import Alternatives, Commit, Expansion, Support, Verdict
+from actors.messages import Alternatives, CommitUpdate, Expansion, Support, Verdict
 
 FULL = Verdict(
     "s",
@@ -27,8 +27,8 @@ FULL = Verdict(
     [
         Expansion(9, 3, (1,), (0.5,)),
         Expansion(9, 3, (1,), (0.5,), Support((1, 2), (0.5, 0.5))),
-        Commit("s", 3, (1, 2)),
-        Commit("s", 3, (), declined=True),
+        CommitUpdate("s", 3, (1, 2)),
+        CommitUpdate("s", 3, (), declined=True),
         Verdict("s", 3, (1,)),
         Verdict("s", 3, (1,), 4, 1),
         Verdict("s", 3, (1,), declined=True),

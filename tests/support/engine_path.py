@@ -21,7 +21,7 @@ from actors.algorithms.drafting import DraftRow, rank_children
 from actors.algorithms.types import Block, Outcome
 from actors.algorithms.verification import verify_blocks
 from actors.engines.protocol import Expand, ModelCard, Ranked, Row
-from actors.messages import Opening, prefix_key
+from actors.messages import OpenSequence, prefix_key
 from actors.settings import LookaheadSettings, Rule, SamplingSettings, TargetSettings, TreeSettings
 
 
@@ -38,13 +38,13 @@ class ToyTarget:
 
     def __init__(self, model: ToyModel, rule: Rule, clock: Clock, slope: float, slots: int) -> None:
         self.model, self.rule, self.clock, self.slope, self.slots = model, rule, clock, slope, slots
-        self.openings: dict[int, Opening] = {}
+        self.openings: dict[int, OpenSequence] = {}
         self.outputs: dict[int, list[int]] = {}
 
     def card(self) -> ModelCard:
         return ModelCard("toy", self.model.vocabulary, 64, self.slots)
 
-    def attach(self, slot: int, opening: Opening) -> None:
+    def attach(self, slot: int, opening: OpenSequence) -> None:
         self.openings[slot], self.outputs[slot] = opening, list(opening.committed)
 
     def forward(self, rows: Sequence[Row]) -> list[Outcome | None]:
@@ -81,13 +81,13 @@ class ToyDraft:
 
     def __init__(self, model: ToyModel, rule: Rule, branching: int) -> None:
         self.model, self.rule, self.branching = model, rule, branching
-        self.openings: dict[str, Opening] = {}
+        self.openings: dict[str, OpenSequence] = {}
         self.committed: dict[str, list[int]] = {}
 
     def card(self) -> ModelCard:
         return ModelCard("toy", self.model.vocabulary, 64, 64)
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: OpenSequence) -> None:
         self.openings[opening.sequence] = opening
         self.committed[opening.sequence] = [*opening.prompt, *opening.committed]
 
@@ -146,7 +146,7 @@ class EnginePath:
         )
         asked = self.sampling.model_copy(update={"max_tokens": self.length})
         self.seeds = [rng.randrange(2**63) for _ in range(count)]
-        answers = path.run([Opening(f"s{n}", (0,), asked, seed) for n, seed in enumerate(self.seeds)])
+        answers = path.run([OpenSequence(f"s{n}", (0,), asked, seed) for n, seed in enumerate(self.seeds)])
         self.proposed += path.proposed
         self.accepted += path.accepted
         return [tuple(answer.tokens) for answer in answers.values()]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from actors.algorithms.control.lookahead import LookaheadController
 from actors.algorithms.outcome_tree import Forest
 from actors.engines.protocol import DraftModel, TargetModel
-from actors.messages import Alternatives, Expansion, FinishReason, OfferBatch, Opening, Verdict, prefix_key
+from actors.messages import Alternatives, Expansion, FinishReason, OpenSequence, ProposalBatch, Verdict, prefix_key
 from actors.settings import LookaheadSettings, TargetSettings, TreeSettings
 from actors.target.mailbox import Mailbox
 from actors.target.scheduler import Scheduler
@@ -83,7 +83,7 @@ class LossyPath:
     lengths: set[int] = field(default_factory=set)
     """Lookaheads that occurred."""
 
-    def run(self, openings: Sequence[Opening]) -> dict[str, Answer]:
+    def run(self, openings: Sequence[OpenSequence]) -> dict[str, Answer]:
         """The answers by sequence, at most settings.slots at a time."""
         self._mailbox = Mailbox(self.target.card().vocabulary)
         self._forest = Forest(self.tree)
@@ -91,7 +91,7 @@ class LossyPath:
         scheduler = Scheduler(self.target, self.settings, self._mailbox, controller, self.clock)
         answers = {opening.sequence: Answer() for opening in openings}
         self._lengths: dict[str, int] = {}
-        offers: list[tuple[int, OfferBatch]] = []
+        offers: list[tuple[int, ProposalBatch]] = []
         commits: list[tuple[int, Verdict]] = []
         todo, running = iter(openings), set[str]()
         for now in itertools.count():
@@ -129,7 +129,7 @@ class LossyPath:
         self.accepted += verdict.accepted
         self.lengths.add(verdict.proposed)
 
-    def _open_draft(self, opening: Opening) -> None:
+    def _open_draft(self, opening: OpenSequence) -> None:
         if self.draft is None or not opening.sampling.speculation:
             return
         tokens = [*opening.prompt, *opening.committed]
@@ -156,9 +156,9 @@ class LossyPath:
         asked = self._forest.frontier(self.tree.width)
         return self._forest.grow(self.draft.expand(asked)) if asked and self.draft is not None else {}
 
-    def _sent(self, now: int, name: str, expansions: list[Expansion]) -> list[tuple[int, OfferBatch]]:
+    def _sent(self, now: int, name: str, expansions: list[Expansion]) -> list[tuple[int, ProposalBatch]]:
         if self.rng.random() < self.trouble.dropped:
             return []
         copies = 2 if self.rng.random() < self.trouble.repeated else 1
-        batch = OfferBatch("draft", {name: expansions})
+        batch = ProposalBatch("draft", {name: expansions})
         return [(now + self.rng.randrange(self.trouble.latest + 1), batch) for _ in range(copies)]

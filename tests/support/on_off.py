@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from lossy_path import Answer, LossyPath, RandomLookahead
 
 from actors.engines.protocol import DraftModel, Expand, ModelCard, Ranked, TargetModel
-from actors.messages import Opening
+from actors.messages import OpenSequence
 from actors.settings import LookaheadSettings, SamplingSettings, TargetSettings
 from actors.text.answer_comparison import Comparison, Reference
 
@@ -33,7 +33,7 @@ class ScriptedDrafts:
     def card(self) -> ModelCard:
         return ModelCard("scripted", 0, 4096, 64)
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: OpenSequence) -> None:
         self._committed[opening.sequence] = list(opening.committed)
 
     def advance(self, sequence: str, tokens: Sequence[int]) -> None:
@@ -146,7 +146,7 @@ def sweep(
     return found
 
 
-def half_answered(opening: Opening, answer: Answer, rng: random.Random) -> tuple[Opening, Answer]:
+def half_answered(opening: OpenSequence, answer: Answer, rng: random.Random) -> tuple[OpenSequence, Answer]:
     """The same request with a part of its answer committed, and what is left of the answer."""
     done = rng.randrange(max(1, len(answer.tokens)))
     again = replace(opening, sequence=f"{opening.sequence}-resumed", committed=tuple(answer.tokens[:done]))
@@ -154,14 +154,14 @@ def half_answered(opening: Opening, answer: Answer, rng: random.Random) -> tuple
     return again, left
 
 
-def plain(target: TargetModel, settings: TargetSettings, openings: Sequence[Opening]) -> dict[str, Answer]:
+def plain(target: TargetModel, settings: TargetSettings, openings: Sequence[OpenSequence]) -> dict[str, Answer]:
     """One token to a pass and sequence."""
     return LossyPath(target, None, settings, random.Random(0)).run(openings)
 
 
-def opening(number: int, prompt: Sequence[int], fields: Fields, tokens: int, rng: random.Random) -> Opening:
+def opening(number: int, prompt: Sequence[int], fields: Fields, tokens: int, rng: random.Random) -> OpenSequence:
     values = {"max_tokens": tokens, "margins": True, **fields}
-    return Opening(f"s{number}", tuple(prompt), SamplingSettings.model_validate(values), rng.randrange(2**63))
+    return OpenSequence(f"s{number}", tuple(prompt), SamplingSettings.model_validate(values), rng.randrange(2**63))
 
 
 def chosen(alone: Sequence[Fields], number: int, rng: random.Random) -> Fields:

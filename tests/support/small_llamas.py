@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from actors.engines.transformers.causal_lm import CausalLM
-from actors.messages import Opening
+from actors.messages import OpenSequence
 from actors.settings import SamplingSettings
 
 VOCABULARY = 97
@@ -60,6 +60,6 @@ def some_tokens(count: int, seed: int) -> tuple[int, ...]:
     return tuple(torch.randint(3, VOCABULARY, (count,), generator=generator).tolist())
 
 
-def opening(name: str, prompt: Sequence[int], seed: int = 0, **sampling: object) -> Opening:
+def opening(name: str, prompt: Sequence[int], seed: int = 0, **sampling: object) -> OpenSequence:
     """A request."""
-    return Opening(name, tuple(prompt), SamplingSettings(**sampling), seed)  # type: ignore[arg-type]
+    return OpenSequence(name, tuple(prompt), SamplingSettings(**sampling), seed)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ import httpx
 from actors.algorithms.types import Outcome
 from actors.draft.actor import DraftActor
 from actors.engines.protocol import DraftModel, Expand, ModelCard, Ranked, Row, TargetModel
-from actors.messages import Alternatives, Opening
+from actors.messages import Alternatives, OpenSequence
 from actors.orchestrator.admission import Admission
 from actors.orchestrator.orchestrator import Orchestrator
 from actors.orchestrator.replica_pool import StaticDirectory
@@ -47,12 +47,12 @@ class RiggedTarget:
     script: Sequence[int]
     vocabulary: int
     settings: TargetSettings
-    slots: dict[int, tuple[Opening, list[int]]] = field(default_factory=dict)
+    slots: dict[int, tuple[OpenSequence, list[int]]] = field(default_factory=dict)
 
     def card(self) -> ModelCard:
         return ModelCard("rigged", self.vocabulary, self.settings.context, self.settings.slots, (EOS,))
 
-    def attach(self, slot: int, opening: Opening) -> None:
+    def attach(self, slot: int, opening: OpenSequence) -> None:
         self.slots[slot] = (opening, list(opening.committed))
 
     def forward(self, rows: Sequence[Row]) -> list[Outcome | None]:
@@ -97,12 +97,12 @@ class RiggedDraft:
     vocabulary: int
     settings: DraftSettings
     character: Character
-    sessions: dict[str, tuple[Opening, int]] = field(default_factory=dict)
+    sessions: dict[str, tuple[OpenSequence, int]] = field(default_factory=dict)
 
     def card(self) -> ModelCard:
         return ModelCard("rigged", self.vocabulary, self.settings.context, self.settings.slots, (EOS,))
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: OpenSequence) -> None:
         self.sessions[opening.sequence] = (opening, len(opening.committed))
 
     def expand(self, requests: Sequence[Expand]) -> list[Ranked]:

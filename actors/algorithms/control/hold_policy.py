@@ -49,7 +49,7 @@ class _Arrival:
         return self._waited / max(self._arrivals, 0.1) if self._waited > 0.0 else None
 
 
-class WaitingRule:
+class HoldPolicy:
     """Decides when to hold a pass of one target. longest: seconds that all holds before one pass may add up to."""
 
     def __init__(self, longest: float) -> None:

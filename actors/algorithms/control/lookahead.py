@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from actors.algorithms.control.cost import PassCost
-from actors.algorithms.control.hold_policy import WaitingRule
+from actors.algorithms.control.hold_policy import HoldPolicy
 from actors.algorithms.control.payoff import Payoff
 from actors.settings import LookaheadSettings
 
@@ -104,7 +104,7 @@ class LookaheadController:
         self.cost = PassCost()
         self._settings = settings
         self._trust: dict[str, _Trust] = {}
-        self._waiting = WaitingRule(settings.max_wait_ms / 1e3)
+        self._waiting = HoldPolicy(settings.max_wait_ms / 1e3)
         self._accepted = self._tried = 0
         self._usual_tokens = 0.0
         self._alike = PROBE - 4

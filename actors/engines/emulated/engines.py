@@ -18,7 +18,7 @@ from actors.engines.emulated.presets import DraftSpec, TargetSpec
 from actors.engines.emulated.timing import Faults, Pacer
 from actors.engines.protocol import Expand, ModelCard, Ranked, Row
 from actors.errors import EngineError, InvalidSettingError, OverloadedError
-from actors.messages import Alternatives, Opening, extend_key, prefix_key
+from actors.messages import Alternatives, OpenSequence, extend_key, prefix_key
 from actors.settings import DraftSettings, TargetSettings
 
 _LOGPROB = 0x6A09E667F3BCC908
@@ -39,7 +39,7 @@ def _card(name: str, language: Language, settings: TargetSettings | DraftSetting
 class _Slot:
     """A target's slot: `committed` includes the prompt, `key` names it, `cached` positions were run."""
 
-    opening: Opening
+    opening: OpenSequence
     committed: list[int]
     key: int
     cached: int = 0
@@ -72,7 +72,7 @@ class EmulatedTarget:
     def card(self) -> ModelCard:
         return _card(self._name, self.spec.language, self.settings)
 
-    def attach(self, slot: int, opening: Opening) -> None:
+    def attach(self, slot: int, opening: OpenSequence) -> None:
         """Take `opening` into `slot`. Raises InvalidSettingError for settings that only a real model can honour."""
         sampling = opening.sampling
         for name in ("grammar", "allowed_token_ids", "bad_words", "logit_bias"):
@@ -159,7 +159,7 @@ class _Session:
     run: keys of the tree nodes that were expanded, by position, so that what is passed is forgotten at once.
     """
 
-    opening: Opening
+    opening: OpenSequence
     length: int
     key: int
     cached: int = 0
@@ -193,7 +193,7 @@ class EmulatedDraft:
     def card(self) -> ModelCard:
         return _card(self._name, self.spec.language, self.settings)
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: OpenSequence) -> None:
         """Take a sequence, afresh if it is held already. Raises OverloadedError when no slot is free."""
         if opening.sequence not in self._sessions and len(self._sessions) >= self.settings.slots:
             raise OverloadedError(f"all {self.settings.slots} draft slots are taken")

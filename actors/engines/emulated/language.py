@@ -12,7 +12,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from actors.messages import EMPTY_PREFIX, Opening, extend_key, prefix_key
+from actors.messages import EMPTY_PREFIX, OpenSequence, extend_key, prefix_key
 from actors.settings import SamplingSettings, Settings
 
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -105,7 +105,7 @@ def next_token(
     return token
 
 
-def token_at(key: int, position: int, opening: Opening, language: Language) -> int:
+def token_at(key: int, position: int, opening: OpenSequence, language: Language) -> int:
     """`next_token` under a request's settings, at absolute `position`."""
     sampling = opening.sampling
     early = position - len(opening.prompt) < sampling.min_tokens

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from actors.engines.lookup.prompt_lookup import LookupSettings, PromptLookupDraft
 from actors.engines.protocol import DraftModel, Expand, ModelCard, Ranked
-from actors.messages import Opening
+from actors.messages import OpenSequence
 from actors.settings import DraftSettings
 
 
@@ -24,7 +24,7 @@ class PredictedDraft:
     def card(self) -> ModelCard:
         return self._draft.card()
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: OpenSequence) -> None:
         """Take a sequence. Raises what the draft raises."""
         self._draft.open(opening)
         self._forget(opening.sequence)

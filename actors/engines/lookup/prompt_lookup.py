@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from actors.engines.protocol import Expand, ModelCard, Ranked
 from actors.errors import OverloadedError
-from actors.messages import Opening, Support
+from actors.messages import OpenSequence, Support
 from actors.settings import DraftSettings
 
 _RECENT = 16
@@ -68,7 +68,7 @@ class _Text:
 class _Session:
     """One sequence."""
 
-    def __init__(self, opening: Opening, settings: LookupSettings) -> None:
+    def __init__(self, opening: OpenSequence, settings: LookupSettings) -> None:
         self._settings = settings
         self._text = _Text(() if settings.prediction_alone else (*opening.prompt, *opening.committed), settings)
         self._prediction = _Text(opening.sampling.prediction, settings)
@@ -127,7 +127,7 @@ class PromptLookupDraft:
     def card(self) -> ModelCard:
         return ModelCard("prompt_lookup", 0, self._settings.context, self._settings.slots)
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: OpenSequence) -> None:
         """Take a sequence. Raises OverloadedError when settings.slots sequences are held."""
         self.close(opening.sequence)
         if len(self._sessions) >= self._settings.slots:

@@ -15,7 +15,7 @@ from actors.engines.protocol import Expand, ModelCard, Ranked
 from actors.engines.transformers.causal_lm import CausalLM
 from actors.engines.transformers.slots import SlotRow
 from actors.errors import OverloadedError, PromptError, PromptTooLongError
-from actors.messages import Opening, prefix_key
+from actors.messages import OpenSequence, prefix_key
 from actors.settings import DraftSettings, SamplingSettings
 
 
@@ -40,7 +40,7 @@ class _Node:
 class _Session:
     """One sequence: its committed tokens, and the tree of what was computed past them."""
 
-    def __init__(self, slot: int, opening: Opening, scratch: int) -> None:
+    def __init__(self, slot: int, opening: OpenSequence, scratch: int) -> None:
         self.slot, self.opening = slot, opening
         self.tokens = [*opening.prompt, *opening.committed]
         self.key = prefix_key(self.tokens)
@@ -149,7 +149,7 @@ class TransformersDraft:
             model.name, model.vocabulary_size, settings.context, settings.slots, model.eos, model.fingerprint
         )
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: OpenSequence) -> None:
         """Take a sequence. Raises OverloadedError when no slot is free, PromptError for a prompt that cannot fit."""
         self.close(opening.sequence)
         size, length = self._model.vocabulary_size, len(opening.prompt) + len(opening.committed)

@@ -15,7 +15,7 @@ from actors.engines.protocol import Expand, ModelCard, Ranked
 from actors.engines.transformers.causal_lm import CausalLM
 from actors.engines.transformers.slots import SlotRow
 from actors.errors import OverloadedError
-from actors.messages import Opening, Support
+from actors.messages import OpenSequence, Support
 from actors.settings import DraftSettings
 
 _STEPS = 6
@@ -60,7 +60,7 @@ class RetokenisedDraft:
     def card(self) -> ModelCard:
         return ModelCard(self._model.name, 0, self._settings.context, self._settings.slots)
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: OpenSequence) -> None:
         """Take a sequence. Raises OverloadedError when no slot is free."""
         self.close(opening.sequence)
         if not self._free:

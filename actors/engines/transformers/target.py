@@ -17,7 +17,7 @@ from actors.engines.protocol import ModelCard, Row
 from actors.engines.transformers.causal_lm import CausalLM
 from actors.engines.transformers.slots import SlotRow
 from actors.errors import InvalidSettingError
-from actors.messages import Opening
+from actors.messages import OpenSequence
 from actors.settings import TargetSettings
 
 
@@ -32,7 +32,7 @@ class GrammarSource(Protocol):
 class _Request:
     """What a slot's decisions depend on."""
 
-    opening: Opening
+    opening: OpenSequence
     grammar: GrammarMatcher | None
     output: list[int] = field(default_factory=list)
 
@@ -64,7 +64,7 @@ class TransformersTarget:
             model.fingerprint,
         )
 
-    def attach(self, slot: int, opening: Opening) -> None:
+    def attach(self, slot: int, opening: OpenSequence) -> None:
         """Take `opening` into `slot`. Raises PromptError, or InvalidSettingError for ids that the model lacks."""
         check_opening(opening, self._model.vocabulary_size)
         request = _Request(opening, self._read_grammar(opening))
@@ -116,7 +116,7 @@ class TransformersTarget:
             eos=self._model.eos,
         )
 
-    def _read_grammar(self, opening: Opening) -> GrammarMatcher | None:
+    def _read_grammar(self, opening: OpenSequence) -> GrammarMatcher | None:
         text = opening.sampling.grammar
         if text is None:
             return None

@@ -24,7 +24,7 @@ from actors.algorithms.drafting import DraftRow, rank_children
 from actors.engines.opening_checks import check_opening
 from actors.engines.protocol import Expand, ModelCard, Ranked
 from actors.errors import ConfigError, OverloadedError, PromptTooLongError
-from actors.messages import Opening, prefix_key
+from actors.messages import OpenSequence, prefix_key
 from actors.settings import DraftSettings
 
 Scored = Sequence[tuple[int, float]]
@@ -40,7 +40,7 @@ class NextTokens(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    opening: Opening
+    opening: OpenSequence
     tokens: list[int]
     key: int
 
@@ -59,7 +59,7 @@ class VllmDraft:
     def card(self) -> ModelCard:
         return self._card
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: OpenSequence) -> None:
         """Take a sequence. Raises OverloadedError when settings.slots are held, PromptError for a prompt that fails."""
         self.close(opening.sequence)
         check_opening(opening, self._card.vocabulary)

@@ -37,9 +37,9 @@ from actors.algorithms.grammar import GrammarCompiler, GrammarMatcher
 from actors.algorithms.types import Block, Outcome
 from actors.algorithms.verification import verify_blocks
 from actors.engines.protocol import Proposal
-from actors.engines.vllm.ipc import Decided, ExchangeClient
+from actors.engines.vllm.ipc import Decided, ProposalClient
 from actors.engines.vllm.requests import PAYLOAD, Facts, facts
-from actors.engines.vllm.worker_config import Brief
+from actors.engines.vllm.worker_config import WorkerConfig
 from actors.errors import EngineError, OutriderError
 
 if current_platform.is_cpu():
@@ -84,15 +84,15 @@ class _Pass:
 class Decider:
     """Takes the place of a model runner's `_sample`, and gathers what the exchange tells the mailbox."""
 
-    def __init__(self, runner: Any, brief: Brief) -> None:
+    def __init__(self, runner: Any, brief: WorkerConfig) -> None:
         self._runner, self._brief = runner, brief
         self._vllms_own = runner._sample
         self._requests: dict[str, _Request] = {}
         self._compiler: GrammarCompiler | None = None
         self._pass = _Pass()
-        self._client: ExchangeClient | None = None
+        self._client: ProposalClient | None = None
         if get_tp_group().rank_in_group == 0:
-            self._client = ExchangeClient(brief.address, brief.secret, brief.patience_s)
+            self._client = ProposalClient(brief.address, brief.secret, brief.patience_s)
 
     # -- deciding ------------------------------------------------------------------------------------------------
 
@@ -283,7 +283,7 @@ def _logprobs(
     return LogprobsTensors(tokens.to(device), values.to(device), ranks.to(device))
 
 
-def install(runner: Any, brief: Brief) -> Decider:
+def install(runner: Any, brief: WorkerConfig) -> Decider:
     """Let a `Decider` decide for `runner`. Raises EngineError when vLLM's internals are not where they were."""
     missing = [name for name in _RUNNER_NAMES if not hasattr(runner, name)]
     if missing:
@@ -330,8 +330,8 @@ class MailboxWorker(PlatformWorker):  # type: ignore[misc]  # vLLM is not typed 
         return output
 
     def take_brief(self, fields: dict[str, Any]) -> bool:
-        """Called once over vLLM's RPC, on every rank, with a `Brief`. Returns whether the mailbox is reached."""
-        brief = Brief.of(fields)
+        """Called once over vLLM's RPC, on every rank, with a `WorkerConfig`. Returns whether the mailbox is reached."""
+        brief = WorkerConfig.of(fields)
         decider = install(self.model_runner, brief)
         return decider.connected(10.0)
 

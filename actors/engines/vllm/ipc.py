@@ -77,7 +77,7 @@ class Answer:
     quiet: bool = False
 
 
-class ExchangeServer:
+class ProposalServer:
     """The mailbox's end. `answer` is called on a thread of the server, one pass at a time.
 
     address: (host, port) for an engine that may run on another node; None listens at a socket file of this machine.
@@ -138,7 +138,7 @@ class ExchangeServer:
                 connection.close()
 
 
-class ExchangeClient:
+class ProposalClient:
     """The engine's end, used from the thread that runs its passes. Connecting happens on another thread.
 
     patience_s: longest wait for an answer. An answer that comes later is thrown away, and until it has come nothing

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.errors import InvalidSettingError
-from actors.messages import Opening
+from actors.messages import OpenSequence
 from actors.settings import SamplingSettings
 
 PAYLOAD = "outrider"
@@ -38,13 +38,13 @@ class Facts:
     """Tokens of vLLM's prompt that are the request's own; what follows them was committed by an earlier replica."""
 
 
-def room(opening: Opening, context: int) -> int:
+def room(opening: OpenSequence, context: int) -> int:
     """Tokens that the answer may still have; a resumed one may have none left."""
     tokens = len(opening.prompt) + len(opening.committed)
     return min(opening.sampling.max_tokens - len(opening.committed), context - tokens)
 
 
-def request(opening: Opening, eos: Sequence[int], context: int) -> Request:
+def request(opening: OpenSequence, eos: Sequence[int], context: int) -> Request:
     """A request whose tokens the worker's sampler decides, whatever the settings are. There must be room for one."""
     sampling = opening.sampling
     payload = [
@@ -57,7 +57,7 @@ def request(opening: Opening, eos: Sequence[int], context: int) -> Request:
     return _with_limits(opening, eos, context, params)
 
 
-def plain_request(opening: Opening, eos: Sequence[int], context: int) -> Request:
+def plain_request(opening: OpenSequence, eos: Sequence[int], context: int) -> Request:
     """A request that vLLM decides by itself: no speculation, and noise of its own.
 
     Raises InvalidSettingError for what only the worker's sampler can do.
@@ -93,7 +93,7 @@ def facts(extra_args: dict[str, Any] | None) -> Facts | None:
     return Facts(sequence, SamplingSettings.model_validate_json(sampling), seed, prompt)
 
 
-def _with_limits(opening: Opening, eos: Sequence[int], context: int, params: dict[str, Any]) -> Request:
+def _with_limits(opening: OpenSequence, eos: Sequence[int], context: int, params: dict[str, Any]) -> Request:
     sampling = opening.sampling
     tokens = (*opening.prompt, *opening.committed)
     stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos)}

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from actors.engines.vllm.engine import VllmEngine
-from actors.engines.vllm.ipc import Answer, ExchangeServer, PassEnd
+from actors.engines.vllm.ipc import Answer, PassEnd, ProposalServer
 from actors.engines.vllm.plan import VllmPlan
 from actors.engines.vllm.startup_check import check
-from actors.engines.vllm.worker_config import Brief
+from actors.engines.vllm.worker_config import WorkerConfig
 from actors.errors import ConfigError, EngineError
 from actors.settings import TargetSettings
-from actors.target.proposal_broker import Desk
+from actors.target.proposal_broker import ProposalBroker
 from actors.transport.socket import node_address
 
 logger = logging.getLogger(__name__)
@@ -49,22 +49,27 @@ class VllmModel:
 class VllmRuntime:
     """Starts vLLM's processes; `close` ends them.
 
-    desk: answers the exchange. wake: see VllmEngine. tokenizer: what vLLM's workers make grammars with, or None.
+    broker: answers the exchange. wake: see VllmEngine. tokenizer: what vLLM's workers make grammars with, or None.
     Raises ConfigError when vLLM cannot be started, or its internals have moved and the model does not prefer plain
     decoding to none; nothing is left running then.
     """
 
     def __init__(
-        self, model: VllmModel, settings: TargetSettings, desk: Desk, tokenizer: str | None, wake: Callable[[], None]
+        self,
+        model: VllmModel,
+        settings: TargetSettings,
+        broker: ProposalBroker,
+        tokenizer: str | None,
+        wake: Callable[[], None],
     ) -> None:
         self._model, self._settings, self._tokenizer = model, settings, tokenizer
-        self._answering = desk
-        self._exchange: ExchangeServer | None = None
+        self._answering = broker
+        self._exchange: ProposalServer | None = None
         self._engine: VllmEngine | None = None
         self.speculates = model.plan.lookahead is not None
         """False where vLLM decodes by itself: as planned, or because the start-up check failed."""
         try:
-            self._build(desk, wake)
+            self._build(broker, wake)
         except BaseException:
             self.close()
             raise
@@ -93,7 +98,7 @@ class VllmRuntime:
         if self._exchange is not None:
             self._exchange.close()
 
-    def _build(self, desk: Desk, wake: Callable[[], None]) -> None:
+    def _build(self, broker: ProposalBroker, wake: Callable[[], None]) -> None:
         model = self._model
         self._engine = VllmEngine(model.plan, wake)
         size = int(self._engine.config.model_config.get_vocab_size())
@@ -102,7 +107,7 @@ class VllmRuntime:
         if not self.speculates:
             return
         try:
-            self._connect(self._engine, desk.longest_hold_s + GRACE_S)
+            self._connect(self._engine, broker.longest_hold_s + GRACE_S)
             check(self._engine, self._answer_with, model, self._settings)
         except EngineError as error:
             if not model.plain_if_incompatible:
@@ -113,13 +118,13 @@ class VllmRuntime:
             self.close()
             self.speculates = False
             self._engine = VllmEngine(dataclasses.replace(model.plan, lookahead=None), wake)
-        self._answer_with(desk)
+        self._answer_with(broker)
 
     def _connect(self, engine: VllmEngine, patience_s: float) -> None:
         model = self._model
-        server = ExchangeServer(self._answer, node_address() if model.spread else None)
+        server = ProposalServer(self._answer, node_address() if model.spread else None)
         self._exchange = server
-        brief = Brief(
+        brief = WorkerConfig(
             address=server.address,
             secret=server.secret,
             patience_s=patience_s,
@@ -138,5 +143,5 @@ class VllmRuntime:
     def _answer(self, end: PassEnd) -> Answer:
         return self._answering.answer(end)
 
-    def _answer_with(self, desk: Desk) -> None:
-        self._answering = desk
+    def _answer_with(self, broker: ProposalBroker) -> None:
+        self._answering = broker

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from actors.engines.vllm.engine import VllmEngine
 from actors.engines.vllm.requests import Request, plain_request, request
 from actors.errors import EngineError
-from actors.messages import Expansion, OfferBatch, Opening, prefix_key
+from actors.messages import Expansion, OpenSequence, ProposalBatch, prefix_key
 from actors.settings import LookaheadSettings, SamplingSettings, TargetSettings
-from actors.target.proposal_broker import Desk
+from actors.target.proposal_broker import ProposalBroker
 from actors.text.answer_comparison import Comparison, Reference
 
 if TYPE_CHECKING:
@@ -34,15 +34,19 @@ class _Trial:
     accepted: int
 
 
-def check(engine: VllmEngine, answer_with: Callable[[Desk], None], model: VllmModel, settings: TargetSettings) -> None:
+def check(
+    engine: VllmEngine, answer_with: Callable[[ProposalBroker], None], model: VllmModel, settings: TargetSettings
+) -> None:
     """Raises EngineError, which says what differs, when vLLM's internals do not mean what they meant.
 
-    answer_with: lets another desk answer the exchange while the check runs.
+    answer_with: lets another broker answer the exchange while the check runs.
     """
     lookahead = min(settings.lookahead.maximum, 4)
     fixed = LookaheadSettings(mode="fixed", maximum=lookahead, wait="never")
-    trials = _Trials(engine, Desk(settings.model_copy(update={"lookahead": fixed}), model.vocabulary, time.monotonic))
-    answer_with(trials.desk)
+    trials = _Trials(
+        engine, ProposalBroker(settings.model_copy(update={"lookahead": fixed}), model.vocabulary, time.monotonic)
+    )
+    answer_with(trials.broker)
     count = min(COUNT, settings.context - 4)
     prompt = tuple(t % model.vocabulary for t in (11, 7, 5, 3))[: max(settings.context - count, 1)]
     greedy = SamplingSettings(temperature=0.0, max_tokens=count, ignore_eos=True, margins=True)
@@ -91,30 +95,30 @@ def _same(what: str, plain: _Trial, tokens: Sequence[int], tolerance: float) -> 
 class _Trials:
     """Runs one sequence after another, with the drafts that are handed in."""
 
-    def __init__(self, engine: VllmEngine, desk: Desk) -> None:
-        self._engine, self.desk = engine, desk
+    def __init__(self, engine: VllmEngine, broker: ProposalBroker) -> None:
+        self._engine, self.broker = engine, broker
 
     def ours(
         self, name: str, prompt: tuple[int, ...], sampling: SamplingSettings, drafts: Sequence[Expansion] = ()
     ) -> _Trial:
         """Decided by our sampler."""
-        opening = Opening(f"check-{name}", prompt, sampling, seed=1)
-        self.desk.open(opening)
-        self.desk.offer(OfferBatch("check", {opening.sequence: list(drafts)}))
+        opening = OpenSequence(f"check-{name}", prompt, sampling, seed=1)
+        self.broker.open(opening)
+        self.broker.offer(ProposalBatch("check", {opening.sequence: list(drafts)}))
         tokens = self._run(request(opening, (), len(prompt) + COUNT))
         margins: list[float] = []
         proposed = accepted = 0
-        while (ruled := self.desk.ruling(opening.sequence, len(prompt) + len(margins))) is not None:
+        while (ruled := self.broker.ruling(opening.sequence, len(prompt) + len(margins))) is not None:
             margins.extend(ruled.decided.margins)
             proposed += ruled.decided.proposed
             accepted += ruled.decided.accepted
-        self.desk.close(opening.sequence)
+        self.broker.close(opening.sequence)
         return _Trial(tokens, tuple(margins[: len(tokens)]), proposed, accepted)
 
     def vllms(self, name: str, prompt: tuple[int, ...], sampling: SamplingSettings) -> tuple[int, ...]:
         """Decided by vLLM's sampler."""
         free = sampling.model_copy(update={"margins": False})
-        return self._run(plain_request(Opening(f"check-{name}", prompt, free, seed=1), (), len(prompt) + COUNT))
+        return self._run(plain_request(OpenSequence(f"check-{name}", prompt, free, seed=1), (), len(prompt) + COUNT))
 
     def _run(self, asked: Request) -> tuple[int, ...]:
         self._engine.start(asked)

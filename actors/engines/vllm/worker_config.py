@@ -12,7 +12,7 @@ from actors.settings import Rule
 
 
 @dataclass(frozen=True, slots=True)
-class Brief:
+class WorkerConfig:
     """What a worker is told once, before the first request.
 
     address, secret, patience_s: of the exchange. tokenizer: JSON of the tokenizer, for grammars; None without them.
@@ -27,7 +27,7 @@ class Brief:
     tokenizer: str | None
 
     @classmethod
-    def of(cls, fields: dict[str, Any]) -> Brief:
+    def of(cls, fields: dict[str, Any]) -> WorkerConfig:
         """From what came over vLLM's RPC, which turns tuples into lists."""
         plain: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in fields.items()}
         return cls(**plain)

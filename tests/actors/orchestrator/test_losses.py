@@ -11,7 +11,7 @@ from actors.engines.emulated.engines import EmulatedTarget
 from actors.engines.emulated.language import expected_tokens
 from actors.engines.emulated.presets import TargetSpec
 from actors.errors import EngineError
-from actors.messages import Opening
+from actors.messages import OpenSequence
 from actors.replica import replica
 from actors.settings import OrchestratorSettings, SamplingSettings, TargetSettings
 from actors.transport.links import LinkTable
@@ -146,7 +146,7 @@ async def test_a_replica_whose_orchestrator_is_silent_gives_everything_back(star
     async with start(target_spec=SLOW, settings=PATIENT) as local:
         actor = local.actors[tier]
         await actor.meet("gone")
-        await actor.deliver("gone", [Opening("s", (1, 2), SamplingSettings(max_tokens=2000), seed=1)])
+        await actor.deliver("gone", [OpenSequence("s", (1, 2), SamplingSettings(max_tokens=2000), seed=1)])
         await until(actor._holding)
         monkeypatch.setattr(replica, "LINK_LIMIT_S", 0.0)
         await until(lambda: not actor._holding())

@@ -19,7 +19,7 @@ from actors.errors import EngineError, UnavailableError
 from actors.orchestrator.admission import Admission
 from actors.settings import DraftSettings, OrchestratorSettings, TargetSettings
 from actors.text.answer_comparison import Comparison, Reference
-from actors.text.emulated_codec import WordCodec
+from actors.text.emulated_codec import EmulatedCodec
 from cluster.models.weights import load_module
 
 VOCABULARY = 96
@@ -92,7 +92,7 @@ def options(make_target: Callable[[], TransformersTarget]) -> dict[str, Any]:
         "make_draft": lambda: PromptLookupDraft(DraftSettings()),
         "target_settings": SETTINGS,
         "settings": OrchestratorSettings(discovery_period_s=0.02, unavailable_timeout_s=0.2),
-        "admission": Admission(WordCodec(VOCABULARY), VOCABULARY, 96),
+        "admission": Admission(EmulatedCodec(VOCABULARY), VOCABULARY, 96),
     }
 
 

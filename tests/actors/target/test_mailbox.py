@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.engines.protocol import Proposal
-from actors.messages import Expansion, OfferBatch, Support, extend_key, prefix_key
+from actors.messages import Expansion, ProposalBatch, Support, extend_key, prefix_key
 from actors.target.mailbox import Mailbox
 
 PROMPT = [5, 6, 7]
@@ -18,8 +18,8 @@ def expansion(prefix: list[int], *tokens: int, support: Support | None = None) -
     return Expansion(prefix_key(prefix), len(prefix), tokens, (0.5,) * len(tokens), support)
 
 
-def offer(*expansions: Expansion, sequence: str = "s") -> OfferBatch:
-    return OfferBatch("draft", {sequence: list(expansions)})
+def offer(*expansions: Expansion, sequence: str = "s") -> ProposalBatch:
+    return ProposalBatch("draft", {sequence: list(expansions)})
 
 
 def opened(capacity: int = 1024) -> Mailbox:
@@ -112,7 +112,7 @@ def test_malformed_offers_are_dropped_and_harm_nobody() -> None:
         Expansion(prefix_key(PROMPT), 3, (1,), (-0.5,)),
         Expansion(prefix_key(PROMPT), 3, (1,), (float("inf"),)),
     ]
-    assert mailbox.offer(OfferBatch("draft", {"s": bad, "stranger": [expansion(PROMPT, 1)]})) == []
+    assert mailbox.offer(ProposalBatch("draft", {"s": bad, "stranger": [expansion(PROMPT, 1)]})) == []
     assert mailbox.path("s", 8) == mailbox.path("stranger", 8) == Proposal()
     assert mailbox.malformed == len(bad)
     assert mailbox.offer(offer(expansion(PROMPT, 1))) == ["s"]

@@ -7,7 +7,7 @@ import pytest
 from actors.algorithms.control.lookahead import LookaheadController
 from actors.engines.emulated.engines import EmulatedTarget
 from actors.engines.emulated.presets import TargetSpec
-from actors.messages import Expansion, OfferBatch, Opening, prefix_key
+from actors.messages import Expansion, OpenSequence, ProposalBatch, prefix_key
 from actors.settings import SamplingSettings, TargetSettings
 from actors.target.mailbox import Mailbox
 from actors.target.scheduler import Scheduler
@@ -26,8 +26,10 @@ class Clock:
         self.now += seconds
 
 
-def opening(name: str, length: int) -> Opening:
-    return Opening(name, tuple(range(length)), SamplingSettings(temperature=0, max_tokens=99, ignore_eos=True), seed=0)
+def opening(name: str, length: int) -> OpenSequence:
+    return OpenSequence(
+        name, tuple(range(length)), SamplingSettings(temperature=0, max_tokens=99, ignore_eos=True), seed=0
+    )
 
 
 def started(confidence: float) -> Scheduler:
@@ -48,7 +50,7 @@ def started(confidence: float) -> Scheduler:
         verdict = ruling.verdict
         prefix = (*range(verdict.position), *verdict.tokens)
         guess = Expansion(prefix_key(prefix), len(prefix), (5,), (confidence,))
-        mailbox.offer(OfferBatch("draft", {verdict.sequence: [guess]}))
+        mailbox.offer(ProposalBatch("draft", {verdict.sequence: [guess]}))
     return scheduler
 
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from actors.errors import PromptError, PromptTooLongError
 from actors.text.codec import TextCodec
-from actors.text.emulated_codec import WordCodec
+from actors.text.emulated_codec import EmulatedCodec
 from actors.text.stop_strings import StopMatcher
 
 
@@ -161,7 +161,7 @@ def test_hopelessly_long_text_is_refused_by_its_length() -> None:
 
 
 def test_words_round_trip() -> None:
-    codec = WordCodec(100)
+    codec = EmulatedCodec(100)
     assert codec.encode("w5 w99") == (5, 99)
     assert codec.decode((5, 99)) == " w5 w99"
     assert all(1 <= token < 100 for token in codec.encode("any other text w100"))

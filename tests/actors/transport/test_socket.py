@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from actors.errors import EngineError
-from actors.transport.socket import Endpoint, WirePeer, WireServer
+from actors.transport.socket import Endpoint, SocketPeer, SocketServer
 
 
 class Replica:
@@ -39,7 +39,7 @@ class Replica:
 
 
 class Behind:
-    """What a WirePeer has behind it: says where the wire is, and answers what does not go over it."""
+    """What a SocketPeer has behind it: says where the wire is, and answers what does not go over it."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -54,17 +54,17 @@ class Behind:
 
 
 @pytest.fixture
-async def pair() -> AsyncIterator[tuple[Replica, WireServer, WirePeer, Behind]]:
+async def pair() -> AsyncIterator[tuple[Replica, SocketServer, SocketPeer, Behind]]:
     replica = Replica()
-    server = WireServer(replica)
+    server = SocketServer(replica)
     behind = Behind(await server.endpoint("127.0.0.1"))
-    peer = WirePeer(behind)
+    peer = SocketPeer(behind)
     yield replica, server, peer, behind
     peer.close()
     await server.close()
 
 
-Pair = tuple[Replica, WireServer, WirePeer, Behind]
+Pair = tuple[Replica, SocketServer, SocketPeer, Behind]
 
 
 async def test_mail_and_results_arrive_in_order(pair: Pair) -> None:
@@ -139,7 +139,7 @@ async def test_without_a_wire_the_link_stays_on_ray() -> None:
     port = listener.sockets[0].getsockname()[1]
     listener.close()
     await listener.wait_closed()  # nobody listens there now
-    peer = WirePeer(Behind(Endpoint("127.0.0.1", port, b"\0" * 32)))
+    peer = SocketPeer(Behind(Endpoint("127.0.0.1", port, b"\0" * 32)))
     assert await peer.call("deliver", "a", [1]) == "deliver by call"
     assert [items async for items in peer.stream("results", "a")] == ["results by stream"]
 

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from actors.engines.protocol import ModelCard
 from actors.errors import ConfigError, ModelMismatchError
 from actors.orchestrator.routing import mismatch
-from actors.text.emulated_codec import WordCodec
+from actors.text.emulated_codec import EmulatedCodec
 from cluster.config.deployment import DeploymentConfig, load_config
 from cluster.models.factory import draft_model, pin, prepare, text_facts
 from deployments.cli import main
@@ -111,7 +111,7 @@ def test_text_facts_need_no_weights(pair: tuple[str, str, str]) -> None:
     assert facts.context == 128  # the model's own positions
     emulated = {"engine": "emulated", "model": "emulated:reference"}
     facts = text_facts(load_config({"target": emulated, "draft": {"kind": "none"}}))
-    assert isinstance(facts.codec, WordCodec)
+    assert isinstance(facts.codec, EmulatedCodec)
 
 
 def test_lookup_settings_are_checked() -> None:

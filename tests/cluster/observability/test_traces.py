@@ -24,7 +24,7 @@ from actors.orchestrator.replica_pool import StaticDirectory
 from actors.settings import DraftSettings, OrchestratorSettings, SamplingSettings, TargetSettings
 from actors.target.actor import TargetActor
 from actors.telemetry import MemoryRecorder
-from actors.text.emulated_codec import WordCodec
+from actors.text.emulated_codec import EmulatedCodec
 from actors.tracing import NO_TRACES
 from actors.transport.links import LocalPeer
 from cluster.config.deployment import Tracing
@@ -63,7 +63,7 @@ async def serve(spans: InMemorySpanExporter, request: GenerationRequest, deltas:
     orchestrator = Orchestrator(
         targets=StaticDirectory({"t0": LocalPeer(target)}),
         drafts=StaticDirectory({"d0": LocalPeer(draft)}),
-        admission=Admission(WordCodec(language.vocabulary), language.vocabulary, TargetSettings().context),
+        admission=Admission(EmulatedCodec(language.vocabulary), language.vocabulary, TargetSettings().context),
         settings=OrchestratorSettings(discovery_period_s=0.01),
         recorder=MemoryRecorder(),
         tracer=OtelTracer(ON, "orchestrator", "o0", processor),

@@ -9,7 +9,7 @@ import pytest
 
 from actors.messages import Verdict
 from actors.replica.busy import BusyShare
-from actors.replica.pass_metrics import PassAccounts
+from actors.replica.pass_metrics import PassMetrics
 from actors.settings import TargetSettings
 from actors.target.scheduler import PassReport, Ruling
 from actors.telemetry import MemoryRecorder
@@ -23,7 +23,7 @@ class Held:
 def test_residence_is_time_in_passes_over_sequences_that_ended() -> None:
     """Four sequences in passes of 0.5 s, one of which ends in every other pass: one a second of four at once, 4 s each
     (Little's law). The last twenty or so count, so after a hundred it is known to a few percent."""
-    accounts = PassAccounts(MemoryRecorder(), TargetSettings(slots=4, context=1024))
+    accounts = PassMetrics(MemoryRecorder(), TargetSettings(slots=4, context=1024))
     assert accounts.load(Held())["residence_s"] == 0.0
     for number in range(200):
         ends = [Verdict("a", 0, (1,), finish="length" if number % 2 else None)]

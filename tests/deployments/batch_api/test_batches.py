@@ -25,7 +25,7 @@ from deployments.batch_api.store import BatchStore
 from deployments.batch_api.worker import Batches
 from deployments.ingress.auth import KeyRing, key_hash, new_key
 from deployments.ingress.http_app import http_app
-from deployments.ingress.rate_limit import Gate
+from deployments.ingress.rate_limit import RequestGate
 from deployments.ingress.service import Served
 
 CODEC = byte_codec()
@@ -55,7 +55,7 @@ class Stopping(Reciter):
 
 @asynccontextmanager
 async def client_of(
-    folder: Path, service: Reciter, gate: Gate | None = None, key: str = "none", **limits: int
+    folder: Path, service: Reciter, gate: RequestGate | None = None, key: str = "none", **limits: int
 ) -> AsyncIterator[openai.AsyncOpenAI]:
     """The official client of an application that runs until the context ends."""
     app = http_app(
@@ -229,7 +229,7 @@ async def test_keys_own_their_files(tmp_path: Path) -> None:
     keys = {name: new_key() for name in ("one", "two")}
     file = tmp_path / "keys.yaml"
     file.write_text(yaml.safe_dump({"keys": [{"name": n, "sha256": key_hash(k)} for n, k in keys.items()]}))
-    gate = Gate(KeyRing(file, time.monotonic))
+    gate = RequestGate(KeyRing(file, time.monotonic))
     folder = tmp_path / "store"
     service = Reciter(CODEC)
     async with (

@@ -31,7 +31,7 @@ def outrider(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
 
 def test_help_imports_nothing_heavy() -> None:
     program = (
-        "import sys\nfrom deployments import cli\n"
+        "import sys\nfrom deployments.cli import main\n"
         "try:\n    main.main(['--help'])\nexcept SystemExit: pass\n"
         "heavy = {'torch', 'ray', 'transformers', 'vllm', 'fastapi'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from actors.messages import Verdict
-from actors.replica.pass_metrics import PassAccounts, StepAccounts
+from actors.replica.pass_metrics import PassMetrics, StepMetrics
 from actors.settings import TargetSettings
 from actors.target.scheduler import PassReport, Ruling
 from actors.telemetry import MemoryRecorder
@@ -18,7 +18,7 @@ class Held:
 
 def test_a_replica_tells_what_its_controllers_do() -> None:
     """One pass of two sequences: 4 of 6 draft tokens accepted, 6 committed; a fifth of the time held."""
-    accounts = PassAccounts(MemoryRecorder(), TargetSettings(slots=4, context=1024))
+    accounts = PassMetrics(MemoryRecorder(), TargetSettings(slots=4, context=1024))
     verdicts = [Verdict("a", 0, (1, 2, 3), 3, 2), Verdict("b", 0, (1, 2, 3), 3, 2)]
     accounts.pass_done(
         PassReport([Ruling("o", verdict) for verdict in verdicts], {"o"}, seconds=0.08, hold_seconds=0.02), Held()
@@ -34,7 +34,7 @@ def test_a_replica_tells_what_its_controllers_do() -> None:
 
 
 def test_a_draft_tells_its_steps() -> None:
-    accounts = StepAccounts(MemoryRecorder(), 8)
+    accounts = StepMetrics(MemoryRecorder(), 8)
     assert accounts.facts() == {}
     accounts.step_done(seconds=0.003, drafted=4, sequences=1)
     told = {"replicas": {"d": {"sequences": 1, "sessions": 1.0, "slots": 8.0, **accounts.facts()}}}

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from actors import telemetry
 from actors.telemetry import MemoryRecorder
 from cluster.scaling.controller_state import kind_of
-from deployments.ingress.metrics_middleware import MeterMiddleware
+from deployments.ingress.metrics_middleware import MetricsMiddleware
 
 
 def test_routes_and_statuses() -> None:
@@ -25,7 +25,7 @@ def test_routes_and_statuses() -> None:
     async def stream() -> StreamingResponse:
         return StreamingResponse(iter(["a", "b"]))
 
-    app.add_middleware(MeterMiddleware, recorder=recorder)
+    app.add_middleware(MetricsMiddleware, recorder=recorder)
     client = TestClient(app)
     for path in ("/v1/models/a", "/v1/models/b/c", "/v1/models/none", "/stream", "/.env", "/admin"):
         client.get(path)

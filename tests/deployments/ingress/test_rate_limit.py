@@ -20,7 +20,7 @@ from deployments.ingress.auth import KeyRing, Tenant, key_hash, new_key, read_ke
 from deployments.ingress.error_responses import ForbiddenError
 from deployments.ingress.fair_queue import FairQueue
 from deployments.ingress.http_app import http_app
-from deployments.ingress.rate_limit import Gate
+from deployments.ingress.rate_limit import RequestGate
 from deployments.ingress.routes import HttpLimits
 from deployments.ingress.service import Served
 
@@ -129,7 +129,7 @@ async def test_a_wide_request_is_not_overtaken_for_ever() -> None:
 
 async def test_rates_refill_and_tell_when() -> None:
     clock = Clock()
-    gate = Gate(clock=clock)
+    gate = RequestGate(clock=clock)
     tenant = Tenant(name="a", requests_per_minute=2, tokens_per_minute=60)
     for _ in range(2):
         async with gate.admit(tenant, 0, 1):
@@ -150,7 +150,7 @@ async def test_rates_refill_and_tell_when() -> None:
 
 
 async def test_a_turn_that_does_not_come_in_time() -> None:
-    gate = Gate(queue=FairQueue(running=1))
+    gate = RequestGate(queue=FairQueue(running=1))
     tenant = Tenant(name="a")
     async with gate.admit(tenant, 0, 1):
         with pytest.raises(DeadlineError):
@@ -197,7 +197,7 @@ async def test_http_with_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     path, key = tmp_path / "keys.yaml", new_key()
     write_keys(path, {"name": "team", "sha256": key_hash(key), "requests_per_minute": 1, "priority": 3})
     service = Reciter(CODEC)
-    gate = Gate(KeyRing(path, Clock()), clock=Clock())
+    gate = RequestGate(KeyRing(path, Clock()), clock=Clock())
     limits = HttpLimits(access_log=True, cors_origins=("https://page.example",))
     app = http_app(service, CODEC, Served("tiny", context=64), limits, gate)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -232,7 +232,7 @@ async def test_http_with_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
 async def test_places_are_given_back_whatever_ends_the_answer() -> None:
     queue = FairQueue(running=2)
     service = Reciter(CODEC)
-    app = http_app(service, CODEC, Served("tiny", context=64), gate=Gate(queue=queue))
+    app = http_app(service, CODEC, Served("tiny", context=64), gate=RequestGate(queue=queue))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         for failure, stream in ((None, False), (None, True), (1, False), (1, True)):

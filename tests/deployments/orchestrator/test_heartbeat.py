@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from actors.messages import Delta
-from deployments.orchestrator.heartbeat import BEAT, SilenceError, beating, listening
+from deployments.orchestrator.heartbeat import BEAT, SilenceError, listening, with_heartbeats
 
 
 class Source:
@@ -30,14 +30,14 @@ class Source:
 
 
 async def test_who_is_asked_says_at_once_that_it_lives() -> None:
-    stream = beating(Source().deltas(), period_s=60.0)
+    stream = with_heartbeats(Source().deltas(), period_s=60.0)
     assert await anext(stream) == BEAT
     await stream.aclose()
 
 
 async def test_a_silent_stream_beats_and_loses_nothing() -> None:
     source = Source()
-    stream = beating(source.deltas(), period_s=0.01)
+    stream = with_heartbeats(source.deltas(), period_s=0.01)
     assert [await anext(stream), await anext(stream)] == [BEAT, BEAT]
     for token in (1, 2, -1):
         source.tokens.put_nowait(token)
@@ -47,7 +47,7 @@ async def test_a_silent_stream_beats_and_loses_nothing() -> None:
 
 async def test_closing_a_beating_stream_closes_its_source() -> None:
     source = Source()
-    stream = beating(source.deltas(), period_s=0.01)
+    stream = with_heartbeats(source.deltas(), period_s=0.01)
     assert [await anext(stream), await anext(stream)] == [BEAT, BEAT]
     await stream.aclose()
     assert source.closed

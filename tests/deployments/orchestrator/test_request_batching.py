@@ -14,7 +14,7 @@ from actors.messages import Delta, GenerationRequest
 from deployments.client.client import Client
 from deployments.client.request_builder import named, request_for
 from deployments.orchestrator.heartbeat import SilenceError
-from deployments.orchestrator.request_batching import Bundler, Outcome, answered
+from deployments.orchestrator.request_batching import Outcome, RequestBatcher, answered
 
 CODEC = byte_codec()
 
@@ -26,7 +26,7 @@ class Bundled:
         self.reciter = reciter
         self.calls: list[int] = []
         self.lost: Exception | None = None
-        self.bundler = Bundler(self._call, self._translated, silence_s)
+        self.bundler = RequestBatcher(self._call, self._translated, silence_s)
         self.answer = self.bundler.answer
         self.generate, self.status, self.ready = reciter.generate, reciter.status, reciter.ready
 
@@ -106,7 +106,7 @@ async def test_life_signs_keep_a_slow_bundle_and_silence_ends_it() -> None:
         yield []
 
     with pytest.raises(UnavailableError):
-        await Bundler(silent, Bundled._translated, silence_s=0.01).answer(ask("x"))
+        await RequestBatcher(silent, Bundled._translated, silence_s=0.01).answer(ask("x"))
 
 
 @pytest.mark.parametrize(("lost", "kind"), [(OSError("gone"), UnavailableError), (ValueError("?"), EngineError)])

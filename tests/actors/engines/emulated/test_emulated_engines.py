@@ -21,7 +21,7 @@ from actors.engines.emulated.presets import (
 from actors.engines.emulated.timing import Fault, Faults, Pacer
 from actors.engines.protocol import Expand, Proposal, Row
 from actors.errors import ConfigError, EngineError, InvalidSettingError, ModelNotFoundError, OverloadedError
-from actors.messages import Opening
+from actors.messages import OpenSequence
 from actors.settings import DraftSettings, SamplingSettings, TargetSettings, TreeSettings
 
 PROMPT = (3, 1, 4, 1, 5)
@@ -42,8 +42,8 @@ class HandClock:
         self.now += seconds + self.slack
 
 
-def opening(sequence: str = "s", sampling: SamplingSettings = GREEDY, committed: tuple[int, ...] = ()) -> Opening:
-    return Opening(sequence, PROMPT, sampling, seed=11, committed=committed)
+def opening(sequence: str = "s", sampling: SamplingSettings = GREEDY, committed: tuple[int, ...] = ()) -> OpenSequence:
+    return OpenSequence(sequence, PROMPT, sampling, seed=11, committed=committed)
 
 
 def target(spec: TargetSpec | None = None, clock: HandClock | None = None) -> tuple[EmulatedTarget, HandClock]:
@@ -206,7 +206,7 @@ def test_an_unreached_node_is_an_error() -> None:
 
 def test_a_long_prompt_is_prefilled_in_chunks() -> None:
     model, clock = draft(DraftSpec(prompt_token_ms=0.1), DraftSettings(prefill_chunk=8))
-    model.open(Opening("long", tuple(range(20)), GREEDY, seed=0))
+    model.open(OpenSequence("long", tuple(range(20)), GREEDY, seed=0))
     assert model.expand([Expand("long", ())]) == []
     assert clock.now - 100.0 == pytest.approx(0.003 + 0.0008)
     assert model.expand([Expand("long", ())]) == []

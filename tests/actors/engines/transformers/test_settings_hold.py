@@ -20,7 +20,7 @@ from two_tokenizers import TARGET, llama, module
 from actors.algorithms.grammar import GrammarCompiler
 from actors.engines.protocol import DraftModel, Expand, ModelCard, Ranked
 from actors.engines.transformers.target import TransformersTarget
-from actors.messages import Opening
+from actors.messages import OpenSequence
 from actors.settings import LookaheadSettings, Rule, TargetSettings
 
 PROMPT = TARGET.encode("the cat sat")
@@ -37,7 +37,7 @@ class Insists:
     def card(self) -> ModelCard:
         return ModelCard("insists", 0, 4096, 64)
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: OpenSequence) -> None:
         self._lengths[opening.sequence] = 0
 
     def advance(self, sequence: str, tokens: Sequence[int]) -> None:
@@ -54,7 +54,7 @@ class Insists:
 
 
 def answers(
-    openings: Sequence[Opening], draft: DraftModel | None = None, rule: Rule = "coupled", seed: int = 0
+    openings: Sequence[OpenSequence], draft: DraftModel | None = None, rule: Rule = "coupled", seed: int = 0
 ) -> list[Answer]:
     """Of the real path, at lookahead 4."""
     lookahead = LookaheadSettings(mode="fixed", maximum=4)
@@ -64,7 +64,7 @@ def answers(
     return list(LossyPath(target, draft, settings, random.Random(seed)).run(openings).values())
 
 
-def scripted(openings: Sequence[Opening], given: Sequence[Answer]) -> ScriptedDrafts:
+def scripted(openings: Sequence[OpenSequence], given: Sequence[Answer]) -> ScriptedDrafts:
     """A Twin for the first, a Foe for the second, a Rigged draft for the third, and so on."""
     scripts: dict[str, Sequence[int]] = {o.sequence: a.tokens for o, a in zip(openings, given, strict=True)}
     return ScriptedDrafts(scripts, TARGET.vocabulary, random.Random(1))

@@ -16,7 +16,7 @@ from actors.engines.lookup.prompt_lookup import PromptLookupDraft
 from actors.engines.protocol import DraftModel, Expand, ModelCard, Proposal, Ranked, Row
 from actors.engines.transformers.draft import TransformersDraft
 from actors.engines.transformers.target import TransformersTarget
-from actors.messages import Opening, prefix_key
+from actors.messages import OpenSequence, prefix_key
 from actors.settings import DraftSettings, Rule, TargetSettings, TreeSettings
 
 COUNT = 24
@@ -32,7 +32,7 @@ class Foe:
     def card(self) -> ModelCard:
         return ModelCard("foe", VOCABULARY, 128, 16)
 
-    def open(self, opening: Opening) -> None: ...
+    def open(self, opening: OpenSequence) -> None: ...
 
     def advance(self, sequence: str, tokens: Sequence[int]) -> None: ...
 
@@ -66,7 +66,11 @@ class Tally:
 
 
 def generate(
-    requests: Sequence[Opening], draft: DraftModel | None, rule: Rule = "coupled", steps: int = 3, lookahead: int = 4
+    requests: Sequence[OpenSequence],
+    draft: DraftModel | None,
+    rule: Rule = "coupled",
+    steps: int = 3,
+    lookahead: int = 4,
 ) -> tuple[dict[str, list[int]], Tally]:
     """Run all requests side by side until each has COUNT tokens. Each pass sees what `steps` draft steps made."""
     target = TransformersTarget(causal_lm(eos=(EOS,)), TargetSettings(slots=8, context=128, rule=rule))
@@ -128,7 +132,7 @@ def path_of(known: dict[int, Ranked], tokens: Sequence[int], limit: int) -> Prop
     return Proposal(tuple(drafts), tuple(confidences), tuple(supports))
 
 
-def plain(request: Opening, rule: Rule = "coupled") -> list[int]:
+def plain(request: OpenSequence, rule: Rule = "coupled") -> list[int]:
     """By one full forward pass per token, without slots, drafts or cache."""
     reference, output = module(), []
     for _ in range(COUNT):

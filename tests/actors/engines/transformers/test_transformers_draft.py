@@ -12,7 +12,7 @@ from actors.algorithms.drafting import DraftRow, rank_children
 from actors.engines.protocol import Expand, Ranked
 from actors.engines.transformers.draft import TransformersDraft
 from actors.errors import OverloadedError, PromptError, PromptTooLongError
-from actors.messages import Opening, prefix_key
+from actors.messages import OpenSequence, prefix_key
 from actors.settings import DraftSettings, TreeSettings
 
 
@@ -21,7 +21,7 @@ def settings(**changes: object) -> DraftSettings:
     return DraftSettings(**{"slots": 3, "context": 64, "tree": tree, **changes})  # type: ignore[arg-type]
 
 
-def expected(request: Opening, committed: Sequence[int], path: Sequence[int], **options: object) -> Ranked:
+def expected(request: OpenSequence, committed: Sequence[int], path: Sequence[int], **options: object) -> Ranked:
     """By one full forward pass of everything, without slots."""
     tokens = (*request.prompt, *committed, *path)
     logits = full_logits(module(), tokens)[-1:]

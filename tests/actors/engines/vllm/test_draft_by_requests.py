@@ -13,7 +13,7 @@ from actors.engines.transformers.causal_lm import CausalLM
 from actors.engines.transformers.draft import TransformersDraft
 from actors.engines.vllm.draft import Scored, VllmDraft
 from actors.errors import OverloadedError, PromptError, PromptTooLongError
-from actors.messages import Opening
+from actors.messages import OpenSequence
 from actors.settings import DraftSettings, Rule, SamplingSettings
 
 VOCABULARY, CONTEXT = 64, 48
@@ -61,8 +61,8 @@ def draft(count: int = VOCABULARY, rule: Rule = "coupled") -> tuple[VllmDraft, T
     return VllmDraft(told, ModelCard("told", VOCABULARY, CONTEXT, 2), settings(rule)), told
 
 
-def opening(name: str = "a", length: int = 5, **sampling: object) -> Opening:
-    return Opening(name, tuple(range(3, 3 + length)), SamplingSettings(**sampling), 11)  # type: ignore[arg-type]
+def opening(name: str = "a", length: int = 5, **sampling: object) -> OpenSequence:
+    return OpenSequence(name, tuple(range(3, 3 + length)), SamplingSettings(**sampling), 11)  # type: ignore[arg-type]
 
 
 def close_to(one: Ranked, other: Ranked) -> bool:
@@ -120,6 +120,6 @@ def test_sequences_and_context_are_limited() -> None:
     with pytest.raises(PromptTooLongError):
         ours.open(opening("c", length=CONTEXT + 1))
     with pytest.raises(PromptError):
-        ours.open(Opening("c", (VOCABULARY,), SamplingSettings(), 0))
+        ours.open(OpenSequence("c", (VOCABULARY,), SamplingSettings(), 0))
     ours.open(opening("c", length=CONTEXT))
     assert ours.expand([Expand("c", ())]) == [Ranked("c", (), (), ())]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from actors.engines.protocol import Proposal
-from actors.engines.vllm.ipc import Answer, Decided, ExchangeClient, ExchangeServer, PassEnd
+from actors.engines.vllm.ipc import Answer, Decided, PassEnd, ProposalClient, ProposalServer
 
 PATIENCE_S = 5.0
 DRAFTS = {"a": Proposal((1, 2), (0.9, 0.8))}
@@ -37,8 +37,8 @@ def mailbox() -> Mailbox:
 
 
 @pytest.fixture
-def server(mailbox: Mailbox) -> Iterator[ExchangeServer]:
-    server = ExchangeServer(mailbox.answer)
+def server(mailbox: Mailbox) -> Iterator[ProposalServer]:
+    server = ProposalServer(mailbox.answer)
     yield server
     mailbox.may_answer.set()
     server.close()
@@ -48,12 +48,12 @@ def decided(position: int) -> Decided:
     return Decided("a", position, (7,))
 
 
-def ask(client: ExchangeClient, position: int, *, patient: bool = True) -> dict[str, Proposal]:
+def ask(client: ProposalClient, position: int, *, patient: bool = True) -> dict[str, Proposal]:
     return client.exchange([decided(position)], ("a",), tokens=1, rows=1, seconds=0.01, patient=patient)
 
 
-def test_a_pass_is_told_and_answered(mailbox: Mailbox, server: ExchangeServer) -> None:
-    client = ExchangeClient(server.address, server.secret, PATIENCE_S)
+def test_a_pass_is_told_and_answered(mailbox: Mailbox, server: ProposalServer) -> None:
+    client = ProposalClient(server.address, server.secret, PATIENCE_S)
     assert client.connected(PATIENCE_S)
     assert ask(client, 4) == DRAFTS
     assert ask(client, 5) == DRAFTS
@@ -62,18 +62,18 @@ def test_a_pass_is_told_and_answered(mailbox: Mailbox, server: ExchangeServer) -
     client.close()
 
 
-def test_nobody_is_heard_without_the_secret(mailbox: Mailbox, server: ExchangeServer) -> None:
-    stranger = ExchangeClient(server.address, b"x" * 32, PATIENCE_S)
+def test_nobody_is_heard_without_the_secret(mailbox: Mailbox, server: ProposalServer) -> None:
+    stranger = ProposalClient(server.address, b"x" * 32, PATIENCE_S)
     assert not stranger.connected(PATIENCE_S)
     assert ask(stranger, 4) == {}
-    client = ExchangeClient(server.address, server.secret, PATIENCE_S)  # the door is still open for others
+    client = ProposalClient(server.address, server.secret, PATIENCE_S)  # the door is still open for others
     assert client.connected(PATIENCE_S)
     assert ask(client, 4) == DRAFTS
     assert len(mailbox.heard) == 1
 
 
-def test_a_late_answer_is_thrown_away_and_nothing_is_asked_before_it(mailbox: Mailbox, server: ExchangeServer) -> None:
-    client = ExchangeClient(server.address, server.secret, patience_s=0.0)
+def test_a_late_answer_is_thrown_away_and_nothing_is_asked_before_it(mailbox: Mailbox, server: ProposalServer) -> None:
+    client = ProposalClient(server.address, server.secret, patience_s=0.0)
     assert client.connected(PATIENCE_S)
     mailbox.may_answer.clear()
     assert ask(client, 4) == {}
@@ -81,7 +81,7 @@ def test_a_late_answer_is_thrown_away_and_nothing_is_asked_before_it(mailbox: Ma
     assert len(mailbox.heard) <= 1
     mailbox.may_answer.set()
     assert mailbox.answered.acquire(timeout=30)
-    patient = ExchangeClient(server.address, server.secret, PATIENCE_S)
+    patient = ProposalClient(server.address, server.secret, PATIENCE_S)
     assert patient.connected(PATIENCE_S)
     assert ask(patient, 6) == DRAFTS  # another engine is not kept from asking
     position = 6
@@ -91,8 +91,8 @@ def test_a_late_answer_is_thrown_away_and_nothing_is_asked_before_it(mailbox: Ma
     assert mailbox.heard[2].decided[:2] == [decided(5), decided(6)]  # the late answer said that 4 had arrived
 
 
-def test_a_quiet_mailbox_is_told_and_not_waited_for(mailbox: Mailbox, server: ExchangeServer) -> None:
-    client = ExchangeClient(server.address, server.secret, PATIENCE_S)
+def test_a_quiet_mailbox_is_told_and_not_waited_for(mailbox: Mailbox, server: ProposalServer) -> None:
+    client = ProposalClient(server.address, server.secret, PATIENCE_S)
     assert client.connected(PATIENCE_S)
     mailbox.quiet = True
     assert ask(client, 4) == {}
@@ -106,9 +106,9 @@ def test_a_quiet_mailbox_is_told_and_not_waited_for(mailbox: Mailbox, server: Ex
     assert [d.position for end in mailbox.heard for d in end.decided][:3] == [4, 5, 6]
 
 
-def test_a_lost_mailbox_means_no_drafts_and_is_found_again(mailbox: Mailbox, server: ExchangeServer) -> None:
+def test_a_lost_mailbox_means_no_drafts_and_is_found_again(mailbox: Mailbox, server: ProposalServer) -> None:
     now = [0.0]
-    client = ExchangeClient(server.address, server.secret, PATIENCE_S, lambda: now[0])
+    client = ProposalClient(server.address, server.secret, PATIENCE_S, lambda: now[0])
     assert client.connected(PATIENCE_S)
     client.close()  # the connection breaks
     assert ask(client, 4) == {}

@@ -1,4 +1,4 @@
-"""The desk: what an engine that schedules itself is told to verify, and what is kept of what it decided."""
+"""The broker: what an engine that schedules itself is told to verify, and what is kept of what it decided."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import pytest
 from actors.algorithms.control.lookahead import OFF_BELOW
 from actors.engines.vllm.ipc import Decided, PassEnd
 from actors.errors import InvalidSettingError
-from actors.messages import Expansion, OfferBatch, Opening, prefix_key
+from actors.messages import Expansion, OpenSequence, ProposalBatch, prefix_key
 from actors.settings import LookaheadSettings, SamplingSettings, TargetSettings
-from actors.target.proposal_broker import SILENT, Desk
+from actors.target.proposal_broker import SILENT, ProposalBroker
 
 PROMPT = (5, 6)
 
 
-def opening(**sampling: Any) -> Opening:
-    return Opening("a", PROMPT, SamplingSettings(**{"max_tokens": 10} | sampling), seed=0)
+def opening(**sampling: Any) -> OpenSequence:
+    return OpenSequence("a", PROMPT, SamplingSettings(**{"max_tokens": 10} | sampling), seed=0)
 
 
-def desk(**lookahead: Any) -> Desk:
+def broker(**lookahead: Any) -> ProposalBroker:
     chosen = LookaheadSettings(**{"mode": "fixed", "maximum": 3, "wait": "never"} | lookahead)
-    return Desk(TargetSettings(context=256, lookahead=chosen), 100, lambda: 0.0)
+    return ProposalBroker(TargetSettings(context=256, lookahead=chosen), 100, lambda: 0.0)
 
 
-def offer(desk: Desk, prefix: tuple[int, ...], *tokens: int) -> None:
+def offer(broker: ProposalBroker, prefix: tuple[int, ...], *tokens: int) -> None:
     path = [*prefix, *tokens]
     chain = [Expansion(prefix_key(path[:i]), i, (path[i],), (0.5,)) for i in range(len(prefix), len(path))]
-    desk.offer(OfferBatch("draft", {"a": chain}))
+    broker.offer(ProposalBatch("draft", {"a": chain}))
 
 
 def end(*decided: Decided, waiting: tuple[str, ...] = ("a",)) -> PassEnd:
@@ -36,7 +36,7 @@ def end(*decided: Decided, waiting: tuple[str, ...] = ("a",)) -> PassEnd:
 
 
 def test_drafts_continue_what_the_pass_decided() -> None:
-    it = desk()
+    it = broker()
     it.open(opening())
     offer(it, (*PROMPT, 7), 8, 9, 10, 11)
     answer = it.answer(end(Decided("a", 2, (7,))))
@@ -47,7 +47,7 @@ def test_drafts_continue_what_the_pass_decided() -> None:
 
 
 def test_a_pass_is_told_once_however_often_it_is_reported() -> None:
-    it = desk()
+    it = broker()
     it.open(opening())
     offer(it, (*PROMPT, 7), 8)
     for _ in range(2):
@@ -60,7 +60,7 @@ def test_a_pass_is_told_once_however_often_it_is_reported() -> None:
 
 
 def test_a_lost_report_costs_the_drafts_of_its_sequence() -> None:
-    it = desk()
+    it = broker()
     it.open(opening())
     offer(it, (*PROMPT, 7), 8)
     assert it.answer(end(Decided("a", 4, (7,)))).proposals == {}
@@ -69,7 +69,7 @@ def test_a_lost_report_costs_the_drafts_of_its_sequence() -> None:
 
 
 def test_no_more_is_proposed_than_can_be_committed() -> None:
-    it = desk()
+    it = broker()
     it.open(opening(max_tokens=3))
     offer(it, (*PROMPT, 7), 8, 9, 10)
     assert it.answer(end(Decided("a", 2, (7,)))).proposals["a"].tokens == (8,)  # and one token of the target's own
@@ -79,7 +79,7 @@ def test_no_more_is_proposed_than_can_be_committed() -> None:
 
 
 def test_sequences_that_have_ended_are_ignored() -> None:
-    it = desk()
+    it = broker()
     it.open(opening())
     it.close("a")
     offer(it, (*PROMPT, 7), 8)
@@ -88,7 +88,7 @@ def test_sequences_that_have_ended_are_ignored() -> None:
 
 
 def test_drafts_not_worth_verifying_are_declined() -> None:
-    it = desk(mode="adaptive")
+    it = broker(mode="adaptive")
     it.open(opening())
     offer(it, (*PROMPT, 7), 8)
     # Passes of one token take 1 ms and of two tokens 10 ms: a draft accepted half of the time does not pay.
@@ -102,7 +102,7 @@ def test_drafts_not_worth_verifying_are_declined() -> None:
 
 def test_while_no_draft_is_worth_verifying_none_is_waited_for() -> None:
     """The draft of a sequence that nobody wants drafts seldom: passes in between must not wake it."""
-    it = desk(mode="adaptive")
+    it = broker(mode="adaptive")
     it.open(opening(max_tokens=200))
     for number in range(80):  # a second token makes a pass ten times as long
         slow = number % 2
@@ -133,7 +133,7 @@ def test_while_no_draft_is_worth_verifying_none_is_waited_for() -> None:
 
 
 def test_where_nobody_drafts_nobody_is_waited_for() -> None:
-    it = desk()
+    it = broker()
     it.open(opening(max_tokens=SILENT * 3))
     answers = [it.answer(end(Decided("a", 2 + i, (7,)))) for i in range(SILENT + 2)]
     assert [answer.quiet for answer in answers] == [False] * SILENT + [True] * 2
@@ -167,7 +167,7 @@ def test_a_pass_is_not_held_for_drafts_that_cannot_fit() -> None:
 
 def test_a_token_that_cannot_be_chosen_is_reported() -> None:
     rung: list[bool] = []
-    it = Desk(TargetSettings(context=16), 100, lambda: 0.0, lambda: rung.append(True))
+    it = ProposalBroker(TargetSettings(context=16), 100, lambda: 0.0, lambda: rung.append(True))
     it.open(opening())
     error = InvalidSettingError("nothing is left", "logit_bias")
     it.answer(end(Decided("a", 2, (), error=error), waiting=()))
@@ -178,8 +178,8 @@ def test_a_token_that_cannot_be_chosen_is_reported() -> None:
     assert (it.take_facts().passes, it.take_facts().passes) == (1, 0)
 
 
-def ticking(**lookahead: Any) -> Desk:
-    """A desk whose clock moves a millisecond whenever it is read."""
+def ticking(**lookahead: Any) -> ProposalBroker:
+    """A broker whose clock moves a millisecond whenever it is read."""
     now = [0.0]
 
     def clock() -> float:
@@ -187,7 +187,7 @@ def ticking(**lookahead: Any) -> Desk:
         return now[0]
 
     chosen = LookaheadSettings(**{"mode": "fixed", "maximum": 2} | lookahead)
-    return Desk(TargetSettings(context=256, lookahead=chosen), 100, clock)
+    return ProposalBroker(TargetSettings(context=256, lookahead=chosen), 100, clock)
 
 
 @pytest.mark.parametrize("wait", ["bounded", "full"])

@@ -8,14 +8,14 @@ import pytest
 
 from actors.engines.vllm.requests import facts, plain_request, request, room
 from actors.errors import InvalidSettingError
-from actors.messages import Opening
+from actors.messages import OpenSequence
 from actors.settings import SamplingSettings
 
 EOS = (2, 9)
 
 
-def opening(committed: tuple[int, ...] = (), **sampling: object) -> Opening:
-    return Opening("a", (5, 6, 7), SamplingSettings(**sampling), 42, committed)  # type: ignore[arg-type]
+def opening(committed: tuple[int, ...] = (), **sampling: object) -> OpenSequence:
+    return OpenSequence("a", (5, 6, 7), SamplingSettings(**sampling), 42, committed)  # type: ignore[arg-type]
 
 
 def test_the_worker_reads_what_was_asked() -> None:

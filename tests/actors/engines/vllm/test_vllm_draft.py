@@ -11,7 +11,7 @@ from actors.engines.protocol import Expand, ModelCard
 from actors.engines.transformers.causal_lm import CausalLM
 from actors.engines.transformers.draft import TransformersDraft
 from actors.engines.vllm.draft import VllmDraft, VllmNextTokens
-from actors.messages import Opening
+from actors.messages import OpenSequence
 from actors.settings import DraftSettings, SamplingSettings
 
 SETTINGS = DraftSettings(slots=8, context=CONTEXT)
@@ -25,7 +25,7 @@ def test_vllm_ranks_as_the_embedded_draft(tmp_path: Path) -> None:
     assert told.vocabulary == VOCABULARY
     names = [f"s{i}" for i in range(8)]
     for i, (name, prompt) in enumerate(zip(names, prompts(8), strict=True)):
-        opening = Opening(name, prompt, SamplingSettings(temperature=0.0), seed=i)
+        opening = OpenSequence(name, prompt, SamplingSettings(temperature=0.0), seed=i)
         ours.open(opening)
         embedded.open(opening)
     compared = 0

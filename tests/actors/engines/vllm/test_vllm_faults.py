@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from desks import Fuse, FusedDesk
+from proposal_brokers import Fuse, FusedDesk
 from vllm_stack import checkpoint, draft, engines, model, plan, prompts, settings, stack, words
 
 from actors.engines.vllm.engine import VllmEngine
@@ -39,8 +39,8 @@ async def test_a_mailbox_that_dies_costs_drafts_and_no_token(folder: str) -> Non
 
         prompt = prompts(1, seed=4)[0]
         reference = await running.ask(prompt, speculation=False, max_tokens=100, margins=True)
-        desk = running.target.desk
-        desk.fuse = fuse = Fuse(f"ask-{running.number + 1}", len(prompt) + 40, running.target.lose_mailbox)
+        broker = running.target.broker
+        broker.fuse = fuse = Fuse(f"ask-{running.number + 1}", len(prompt) + 40, running.target.lose_mailbox)
         answer = await running.ask(prompt, max_tokens=100)
         comparison = Comparison()
         comparison.add("cut", Reference(reference.tokens, reference.margins), answer.tokens)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from desks import Decision, RecordingDesk
+from proposal_brokers import Decision, RecordingDesk
 from transformers import LlamaForCausalLM
 from vllm_stack import EOS, checkpoint, draft, model, module, prompts, settings, stack
 
@@ -25,7 +25,7 @@ async def test_a_pass_decides_what_the_embedded_engine_decides(tmp_path: Path, r
     folder = checkpoint(tmp_path)
     async with stack(model(folder), lambda: draft(0.03, rule), settings(rule), RecordingDesk) as running:
         answers = await running.ask_all(asked, temperature=0.4, top_p=0.95, max_tokens=48)
-        decisions: list[Decision] = running.target.desk.decisions
+        decisions: list[Decision] = running.target.broker.decisions
     embedded, committed = module(), {f"ask-{i + 1}": list(prompt) for i, prompt in enumerate(asked)}
     different = full = 0
     for decision in decisions:

@@ -39,7 +39,7 @@ def platform_plugin(folder: Path) -> None:
 
 async def answers(checkpoint: str) -> dict[str, Any]:
     """Greedy answers of the group, and where its ranks were."""
-    from desks import PatientDesk
+    from proposal_brokers import PatientDesk
     from vllm_stack import draft, model, prompts, settings, stack
 
     arguments = {"distributed_executor_backend": "ray"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import torch
-from desks import PatientDesk, target_with
+from proposal_brokers import PatientDesk, target_with
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -34,9 +34,9 @@ from actors.settings import (
     TargetSettings,
     TreeSettings,
 )
-from actors.target.proposal_broker import Desk
+from actors.target.proposal_broker import ProposalBroker
 from actors.telemetry import MemoryRecorder
-from actors.text.emulated_codec import WordCodec
+from actors.text.emulated_codec import EmulatedCodec
 from actors.transport.links import LocalPeer
 
 VOCABULARY = 288
@@ -214,11 +214,11 @@ async def stack(
     chosen: VllmModel,
     make_draft: Callable[[], DraftModel] | None = draft,
     target_settings: TargetSettings | None = None,
-    desk: type[Desk] = PatientDesk,
+    broker: type[ProposalBroker] = PatientDesk,
 ) -> AsyncIterator[Stack]:
     """Both tiers, up and ready; the target's error is raised when it cannot start."""
     recorder = MemoryRecorder()
-    target = target_with(desk if make_draft is not None else Desk)(
+    target = target_with(broker if make_draft is not None else ProposalBroker)(
         "target", lambda: chosen, target_settings or settings(), recorder
     )
     drafts: dict[str, Any] = {}
@@ -227,7 +227,7 @@ async def stack(
     orchestrator = Orchestrator(
         targets=StaticDirectory({"target": LocalPeer(target)}),
         drafts=StaticDirectory({name: LocalPeer(actor) for name, actor in drafts.items()}),
-        admission=Admission(WordCodec(VOCABULARY), VOCABULARY, CONTEXT),
+        admission=Admission(EmulatedCodec(VOCABULARY), VOCABULARY, CONTEXT),
         settings=OrchestratorSettings(discovery_period_s=0.02),
         recorder=recorder,
     )

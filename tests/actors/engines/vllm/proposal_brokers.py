@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from actors.engines.protocol import Proposal
 from actors.engines.vllm.ipc import Answer, Decided, PassEnd
 from actors.engines.vllm.runtime import VllmModel
-from actors.messages import Opening
-from actors.target.proposal_broker import Desk
+from actors.messages import OpenSequence
+from actors.target.proposal_broker import ProposalBroker
 from actors.target.vllm_actor import VllmTargetActor
 
 LONG_S = 60.0
 """Longer than any draft takes; it ends tests that would hang."""
 
 
-class PatientDesk(Desk):
+class PatientDesk(ProposalBroker):
     """Answers a pass when the draft has drafted all that it can know, however busy the machine is.
 
     What a pass decided reaches the draft after the pass was answered. So at most this can be waited for: that the chain
@@ -52,7 +52,7 @@ class PatientDesk(Desk):
 class Decision:
     """What one pass decided for a sequence, and from which drafts."""
 
-    opening: Opening
+    opening: OpenSequence
     decided: Decided
     drafts: Proposal
 
@@ -63,10 +63,10 @@ class RecordingDesk(PatientDesk):
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
         self.decisions: list[Decision] = []
-        self._openings: dict[str, Opening] = {}
+        self._openings: dict[str, OpenSequence] = {}
         self._proposed: dict[str, Proposal] = {}
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: OpenSequence) -> None:
         self._openings[opening.sequence] = opening
         super().open(opening)
 
@@ -106,15 +106,15 @@ class FusedDesk(PatientDesk):
         return answer
 
 
-def target_with(desk_class: type[Desk]) -> type[VllmTargetActor]:
-    """The real actor with another desk."""
+def target_with(desk_class: type[ProposalBroker]) -> type[VllmTargetActor]:
+    """The real actor with another broker."""
 
     class Target(VllmTargetActor):
-        def _make_desk(self, model: VllmModel) -> Desk:
+        def _make_desk(self, model: VllmModel) -> ProposalBroker:
             return desk_class(self._settings, model.vocabulary, self._clock, self._nudge)
 
         @property
-        def desk(self) -> Desk:
-            return self._desk
+        def broker(self) -> ProposalBroker:
+            return self._broker
 
     return Target
