@@ -66,6 +66,7 @@ class DraftGoals(Settings):
     slack: Annotated[float, Field(ge=0, lt=1)] = 0.3
     """A draft is only given up if the rest would still be this much further below it."""
     growth: Annotated[float, Field(gt=1, le=10)] = 2.0
+    """At most this many times as many replicas as run now."""
     per_target: Annotated[float, Field(gt=0, le=64)] | None = None
     """Drafts for each target to begin with, as `outrider plan` advises; None: one draft, and the rest is found out."""
 

@@ -156,6 +156,14 @@ def check(config: ConfigPath, as_json: AsJson = False) -> None:
     typer.echo(loaded.model_dump_json(indent=2) if as_json else f"{config}: a valid deployment of {loaded.model_id}")
 
 
+@config_app.command()
+def reference() -> None:
+    """Print every setting with its type, default and meaning, as Markdown."""
+    from cluster.config.reference import reference as text
+
+    typer.echo(text(), nl=False)
+
+
 @keys_app.command()
 def new(
     name: Annotated[str, typer.Argument(help="Who the key is for.", show_default=False)],
