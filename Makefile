@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 VLLM   ?= .venv-vllm
 
-.PHONY: help test slow lint types demo bench bench-draft bench-algorithms bench-memory bench-faults bench-scale chaos soak proof proof-model test-observability \
+.PHONY: help test slow lint types docs demo bench bench-draft bench-algorithms bench-memory bench-faults bench-scale chaos soak proof proof-model test-observability \
 	test-crds venv-vllm test-vllm clean
 
 help:  ## this list
@@ -116,6 +116,9 @@ bench-vllm: $(VLLM)/.installed  ## vLLM alone, with its own draft, and with a re
 
 bench-vllm-saturation: $(VLLM)/.installed  ## 16 sequences at once on vLLM: what each of our parts takes
 	$(VLLM)/bin/python -m benchmarks.vllm_saturation $(ARGS)
+
+docs: $(STAMP)  ## the documentation, into build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 clean:  ## remove the virtual environment
 	rm -rf $(VENV) $(VLLM)

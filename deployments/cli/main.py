@@ -178,7 +178,7 @@ def new(
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: errors made on purpose become one line and an exit code."""
-    _add_groups()
+    add_groups()
     if threading.current_thread() is threading.main_thread():
         # A shell's background jobs start with interrupts ignored: `outrider serve FILE &` could not be interrupted.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -197,7 +197,7 @@ def _fail(error: OutriderError, code: int) -> None:
     sys.exit(code)
 
 
-def _add_groups() -> None:
+def add_groups() -> None:
     """Command groups that live in modules of their own."""
     if any(group.name == "k8s" for group in app.registered_groups):
         return
