@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from actors.algorithms.control.cost import PassCost
 from actors.algorithms.control.hold_policy import HoldPolicy
@@ -63,6 +64,10 @@ DOUBTFUL_BELOW = 0.25
 
 PROBE = 64
 """Passes of like size after which one of another size is run: without, the cost of a token could not be told."""
+
+
+Phase = Literal["usual", "off", "probing", "trying"]
+"""trying: on or off, to find out by the wall clock which is better (payoff.py)."""
 
 
 class _Trust:
@@ -116,6 +121,15 @@ class LookaheadController:
         tried out that they do not pay."""
         return self._gain < OFF_BELOW or not self._payoff.allows
 
+    @property
+    def phase(self) -> Phase:
+        """What the next pass is for. Known before its drafts are: it decides what becomes of them."""
+        if self._payoff.is_trying:
+            return "trying"
+        if self._alike >= PROBE:
+            return "probing"
+        return "off" if self.is_off else "usual"
+
     def plan(self, paths: Mapping[str, Sequence[float]], plain_tokens: int) -> dict[str, int]:
         """Lookahead of each sequence in the pass that is formed now.
 
@@ -130,7 +144,7 @@ class LookaheadController:
         depth = settings.maximum
         views = [self._path(self._trusted(name, path[:depth])) for name, path in paths.items()]
         self._expect(paths, choose([view.prospect(depth) for view in views], self.cost, plain_tokens))
-        if self._alike >= PROBE and not self._payoff.is_trying:
+        if self.phase == "probing":
             self._probe(views, plain_tokens)
         elif not self.is_off:
             choose(views, self.cost, plain_tokens)
