@@ -15,8 +15,15 @@ way back. Whatever a controller does with such paths is a stopping time. It cann
 weigh what it did not choose; what it wants less of, it must limit beforehand.
 
 Sequences in one pass compete, and may: what decides over one of them are the tokens that it has shown and those of its
-neighbours, which were drawn independently of what it has not shown. The same holds for all that a pass leaves behind
-(cost, trust, trials): it was made of tokens that were taken.
+neighbours, whose draws have noise of their own. The same holds for all that a pass leaves behind (cost, trust, gain,
+trials): it was made of tokens that were taken, and of the confidences of first tokens, which the committed prefix
+fixes. Whether X_i is at hand when a pass forms depends on when its prefix was expanded, that is, on draws before it.
+
+What is assumed, and not enforced by a type: how far a *neighbour's* tree is grown does not follow from draws of this
+sequence that are not verified yet. A draft replica whose steps have less width than its trees would take does prefer
+likely nodes over all sequences (outcomes.Forest), so such a draw may cost a neighbour a token at hand, that token may
+raise the bar of the pass, and the bar may decide over the draw. Each step takes a near-tie; `make proof` has not seen
+it.
 
 The coupled rule and greedy decoding commit the same tokens whatever is verified, so an `OpenPath` shows all it has.
 """

@@ -99,9 +99,10 @@ class LookaheadController:
     """Decides for one target replica. Used from its model thread.
 
     rule: the target's; what may be seen of drafts depends on it (draft_path.py).
+    probe_after: passes of like size before a probe.
     """
 
-    def __init__(self, settings: LookaheadSettings, rule: Rule) -> None:
+    def __init__(self, settings: LookaheadSettings, rule: Rule, probe_after: int = PROBE) -> None:
         self.cost = PassCost()
         self._settings = settings
         self._path = OpenPath if rule == "coupled" else DraftPath
@@ -109,7 +110,8 @@ class LookaheadController:
         self._waiting = HoldPolicy(settings.max_wait_ms / 1e3)
         self._accepted = self._tried = 0
         self._usual_tokens = 0.0
-        self._alike = PROBE - 4
+        self._probe_after = probe_after
+        self._alike = probe_after - 4
         self._gain = _FIRST_GAIN
         self._payoff = Payoff(OFF_BELOW)
 
@@ -126,7 +128,7 @@ class LookaheadController:
         """What the next pass is for. Known before its drafts are: it decides what becomes of them."""
         if self._payoff.is_trying:
             return "trying"
-        if self._alike >= PROBE:
+        if self._alike >= self._probe_after:
             return "probing"
         return "off" if self.is_off else "usual"
 

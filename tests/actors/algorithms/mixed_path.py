@@ -53,9 +53,12 @@ behind a draw tells which it was."""
 
 
 class TryingLookahead(LookaheadController):
-    """Also tries by the (simulated) wall clock whether drafts pay, as the broker does for engines of their own pace."""
+    """Also tries by the (simulated) wall clock whether drafts pay, as the broker does for engines of their own pace; and
+    probes often."""
 
-    _committed = 0
+    def __init__(self, settings: LookaheadSettings, rule: Rule) -> None:
+        super().__init__(settings, rule, probe_after=4)
+        self._committed = 0
 
     def observe_block(self, sequence: str, confidences: Sequence[float], accepted: int) -> None:
         super().observe_block(sequence, confidences, accepted)

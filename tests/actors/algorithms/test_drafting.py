@@ -45,8 +45,7 @@ def test_shared_noise_ranks_as_the_target_would(rule: Rule) -> None:
 
 @pytest.mark.parametrize("rule", ["rejection", "block", "typical"])
 def test_confidences_tell_nothing_of_the_draw(rule: Rule) -> None:
-    """100 draws from one q: all three tokens, one confidence, which is that of q = (.5, .3, .2): .38 for the one
-    drawn."""
+    """100 draws from q = (.5, .3, .2): all three tokens, and one confidence, .38 for the one drawn."""
     logits = torch.tensor([[0.5, 0.3, 0.2]]).log()
     sampling = SamplingSettings()
     found = [
