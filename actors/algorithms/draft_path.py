@@ -19,11 +19,9 @@ neighbours, whose draws have noise of their own. The same holds for all that a p
 trials): it was made of tokens that were taken, and of the confidences of first tokens, which the committed prefix
 fixes. Whether X_i is at hand when a pass forms depends on when its prefix was expanded, that is, on draws before it.
 
-What is assumed, and not enforced by a type: how far a *neighbour's* tree is grown does not follow from draws of this
-sequence that are not verified yet. A draft replica whose steps have less width than its trees would take does prefer
-likely nodes over all sequences (outcomes.Forest), so such a draw may cost a neighbour a token at hand, that token may
-raise the bar of the pass, and the bar may decide over the draw. Each step takes a near-tie; `make proof` has not seen
-it.
+How far a *neighbour's* tree is grown must not follow from draws that are not verified yet either: a neighbour's token
+at hand may raise the bar of the pass, and the bar may decide over the draw. Draft replicas therefore share their width
+by what committed prefixes fix alone (OutcomeTree._odds).
 
 The coupled rule and greedy decoding commit the same tokens whatever is verified, so an `OpenPath` shows all it has.
 """
