@@ -264,7 +264,7 @@ SLOPES = (0.0, 0.01, 0.03, 0.08, 0.2)
 
 def control(report: Report, scale: float) -> None:
     report.section("control", "Every state of the controller: mixed neighbours, probes, off, trials of the payoff")
-    print("  (1e6 tokens: --scale 10)", flush=True)
+    print("  (1e6 tokens: --scale 8)", flush=True)
     each = int(25_000 * scale / (len(MIXES) * len(SLOPES)))
     rules: tuple[Rule, ...] = ("coupled", "rejection", "block", "typical")
     for rule in rules:
@@ -276,7 +276,7 @@ def control(report: Report, scale: float) -> None:
         figure = f"{found.sum()} tokens, {found[1].sum()} where one was verified; {phases}"
         report.chance(f"{rule}, by phase and whether verified", figure, fit_by_row(found, laws(rule), rule))
     for rule in rules[1:3]:
-        found = MixedPath(rule, 2, 7, 0.3, 1, controller=HalvingLookahead).run(2000)
+        found = MixedPath(rule, 2, 7, 0.3, 1, controller=HalvingLookahead).run(6000)
         p = fit_by_row(found, laws(rule), rule)
         figure = f"p = {p:.1g} after {found.sum()} tokens"
         report.exact(f"{rule}: a controller that halves what it chose is noticed", figure, p < 1e-9)

@@ -145,11 +145,15 @@ class LookaheadController:
             return {name: min(len(path), limit) for name, path in paths.items()}
         depth = settings.maximum
         views = [self._path(self._trusted(name, path[:depth])) for name, path in paths.items()]
-        self._expect(paths, choose([view.prospect(depth) for view in views], self.cost, plain_tokens))
+        prospects = [view.prospect(depth) for view in views]
+        self._expect(paths, choose(prospects, self.cost, plain_tokens))
         if self.phase == "probing":
             self._probe(views, plain_tokens)
         elif not self.is_off:
-            choose(views, self.cost, plain_tokens)
+            if self._path is OpenPath:
+                views = prospects  # chosen with all in sight already
+            else:
+                choose(views, self.cost, plain_tokens)
         return {name: view.taken for name, view in zip(paths, views, strict=True)}
 
     def _expect(self, paths: Mapping[str, Sequence[float]], expected: float) -> None:
