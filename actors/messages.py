@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal
 
+from actors.features import Features
 from actors.settings import SamplingSettings
 
 FinishReason = Literal["stop", "length", "error"]
@@ -109,16 +110,21 @@ class ProposalBatch:
 
 @dataclass(frozen=True, slots=True)
 class CommitUpdate:
-    """Committed tokens of one sequence from absolute `position` on: orchestrator -> draft. `declined`: see Verdict."""
+    """Committed tokens of one sequence from absolute `position` on: orchestrator -> draft. `declined`: see Verdict.
+
+    features: the target's, of committed positions; advice that may be missing.
+    """
 
     sequence: str
     position: int
     tokens: tuple[int, ...]
     declined: bool = False
+    features: Features | None = None
 
     def __reduce__(self) -> tuple[type[CommitUpdate], tuple[object, ...]]:
         """See Expansion."""
-        return CommitUpdate, (self.sequence, self.position, self.tokens, self.declined)
+        told = (self.sequence, self.position, self.tokens, self.declined)
+        return CommitUpdate, told if self.features is None else (*told, self.features)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +152,7 @@ class Verdict:
     margins: distance between the two best scores at each token, when asked for (to detect near-ties).
     declined: drafts were at hand and the lookahead controller found none worth verifying, or there were none and it has
         not found any worth it for a while; so the draft should do no more than keep up.
+    features: of committed positions, for the draft.
     """
 
     sequence: str
@@ -158,11 +165,12 @@ class Verdict:
     margins: tuple[float, ...] = ()
     declined: bool = False
     error: Exception | None = None
+    features: Features | None = None
 
     def __reduce__(self) -> tuple[type[Verdict], tuple[object, ...]]:
         """See Expansion."""
         told = (self.sequence, self.position, self.tokens, self.proposed, self.accepted)
-        rest = (self.finish, self.alternatives, self.margins, self.declined, self.error)
+        rest = (self.finish, self.alternatives, self.margins, self.declined, self.error, self.features)
         return Verdict, told if rest == _NOTHING_MORE else told + rest
 
     def origins(self) -> list[TokenOrigin]:
@@ -173,7 +181,7 @@ class Verdict:
         return ["accepted" if i < self.accepted else last for i in range(len(self.tokens))]
 
 
-_NOTHING_MORE = (None, (), (), False, None)
+_NOTHING_MORE = (None, (), (), False, None, None)
 """What most verdicts say last."""
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from actors.errors import OutriderError
+from actors.features import Features
 from actors.messages import Alternatives, Support
 from actors.settings import Rule, SamplingSettings
 
@@ -37,6 +38,7 @@ class Outcome:
 
     margins (in units of logits) and alternatives are empty unless the request asks for them.
     error: no token can be chosen after `tokens` (they may be empty): the request ends here, the others go on.
+    features: of the positions that the pass committed, for a draft that reads hidden states.
     """
 
     tokens: tuple[int, ...]
@@ -44,3 +46,8 @@ class Outcome:
     alternatives: tuple[Alternatives, ...] = ()
     margins: tuple[float, ...] = ()
     error: OutriderError | None = None
+    features: Features | None = None
+
+    def with_features(self, features: Features) -> Outcome:
+        """The same, with these."""
+        return replace(self, features=features)

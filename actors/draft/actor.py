@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from actors.algorithms.outcome_tree import Forest
-from actors.engines.protocol import DraftModel, ModelCard
+from actors.engines.protocol import DraftModel, FeatureReader, ModelCard
 from actors.errors import OverloadedError, RequestError
 from actors.messages import Cancel, CommitUpdate, DraftMessage, Expansion, OpenSequence, ProposalBatch, prefix_key
 from actors.replica.pass_metrics import StepMetrics
@@ -92,6 +92,8 @@ class DraftActor(Replica[DraftMessage, ProposalBatch]):
             self._forest.commit(commit.sequence, length, fresh)
             self._model.advance(commit.sequence, fresh)
             self._lengths[commit.sequence] = length + len(fresh)
+        if commit.features is not None and isinstance(self._model, FeatureReader):
+            self._model.read_features(commit.sequence, commit.features)
         self._forest.set_weight(commit.sequence, 0.0 if commit.declined else 1.0)
 
     def _close(self, sequences: Sequence[str]) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from actors.algorithms.types import Outcome
+from actors.features import Features
 from actors.messages import OpenSequence, Support
 
 
@@ -19,6 +20,7 @@ class ModelCard:
 
     fingerprint: digest of the vocabulary (token strings by id, and the special ones), so that a permuted vocabulary
         of equal size is found at start-up; empty for engines that have no vocabulary of their own.
+    features: of a target, what it fuses its hidden states with; of a draft, what it must be fed with; empty for none.
     """
 
     name: str
@@ -27,6 +29,7 @@ class ModelCard:
     slots: int
     eos: tuple[int, ...] = ()
     fingerprint: str = ""
+    features: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +137,11 @@ class DraftModel(Protocol):
 
     def close(self, sequence: str) -> None:
         """Give the slot back. Unknown sequences are ignored."""
+
+
+@runtime_checkable
+class FeatureReader(Protocol):
+    """A draft that can use the target's hidden states. Not part of DraftModel: most drafts have no use for them."""
+
+    def read_features(self, sequence: str, features: Features) -> None:
+        """Take what came with a commit, early, late, twice or not at all. Never raises for what it cannot use."""

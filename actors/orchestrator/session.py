@@ -81,7 +81,7 @@ class Session:
             self.alternatives.extend(verdict.alternatives)
         self.ended = verdict.finish is not None
         self.events.put_nowait(verdict)
-        return CommitUpdate(verdict.sequence, verdict.position, verdict.tokens, verdict.declined)
+        return CommitUpdate(verdict.sequence, verdict.position, verdict.tokens, verdict.declined, verdict.features)
 
     async def step(self) -> Delta:
         """The next step of the answer: all that was decided since the last one.

@@ -301,6 +301,7 @@ class Scheduler:
             margins=outcome.margins[:n],
             declined=turn.declined,
             error=outcome.error if finish == "error" else None,
+            features=outcome.features if finish is None else None,
         )
 
     def _cut(self, sequence: _Sequence, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:

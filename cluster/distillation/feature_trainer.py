@@ -1,4 +1,4 @@
-"""Training a hidden-state draft: the target's features are computed again for each batch, and fed back for some steps."""
+"""Training a hidden-state draft: the draft's own features are fed back for some steps."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from actors.algorithms.verification import verify_blocks
 from actors.engines.opening_checks import check_opening
 from actors.engines.protocol import ModelCard, Row
 from actors.engines.transformers.causal_lm import CausalLM
+from actors.engines.transformers.features import FeatureTap
 from actors.engines.transformers.slots import SlotRow
 from actors.errors import InvalidSettingError
 from actors.messages import OpenSequence
@@ -43,8 +44,14 @@ class TransformersTarget:
     One KV slot per running sequence is allocated up front: settings.slots times settings.context positions.
     """
 
-    def __init__(self, model: CausalLM, settings: TargetSettings, grammars: GrammarSource | None = None) -> None:
-        self._model, self._settings, self._grammars = model, settings, grammars
+    def __init__(
+        self,
+        model: CausalLM,
+        settings: TargetSettings,
+        grammars: GrammarSource | None = None,
+        features: FeatureTap | None = None,
+    ) -> None:
+        self._model, self._settings, self._grammars, self._features = model, settings, grammars, features
         self._cache = model.cache(slots=settings.slots, context=settings.context)
         self._requests: dict[int, _Request] = {}
 
@@ -62,11 +69,14 @@ class TransformersTarget:
             self._settings.slots,
             model.eos,
             model.fingerprint,
+            "" if self._features is None else self._features.model,
         )
 
     def attach(self, slot: int, opening: OpenSequence) -> None:
         """Take `opening` into `slot`. Raises PromptError, or InvalidSettingError for ids that the model lacks."""
         check_opening(opening, self._model.vocabulary_size)
+        if self._features is not None:
+            self._features.forget(slot)
         request = _Request(opening, self._read_grammar(opening))
         self._requests[slot] = request
         if opening.committed:
@@ -74,6 +84,12 @@ class TransformersTarget:
 
     def forward(self, rows: Sequence[Row]) -> list[Outcome | None]:
         """Run one pass; one Outcome per row, None where row.decide is False."""
+        if self._features is None:
+            return self._forward(rows)
+        self._features.clear()
+        return self._features.attach(rows, self._forward(rows))
+
+    def _forward(self, rows: Sequence[Row]) -> list[Outcome | None]:
         keep: list[int] = []
         blocks: list[Block] = []
         last = 0
