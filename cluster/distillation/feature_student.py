@@ -23,6 +23,7 @@ _COPIED = ("num_attention_heads", "num_key_value_heads", "head_dim", "intermedia
 class HiddenStates:
     """Reads what enters given layers of a target, in passes over whole texts. Used as a context.
 
+    A target that ran in slots is given an attention of its own again.
     dtype: of the arithmetic of the target's pass.
     """
 
@@ -31,6 +32,7 @@ class HiddenStates:
         prefix, depth = layer_list(target)
         if bad := [n for n in layers if not 0 <= n < depth]:
             raise ConfigError(f"the target has {depth} layers, so no hidden state enters a layer {bad[0]}")
+        target.set_attn_implementation("sdpa")
         stack = target.get_submodule(prefix.removesuffix("."))
         self._states: dict[int, Tensor] = {}
         self._hooks = [stack[n].register_forward_pre_hook(self._reader(n), with_kwargs=True) for n in layers]
@@ -80,6 +82,11 @@ class FeatureStudent:
         return dict(self.module.named_parameters())
 
     @property
+    def is_tied(self) -> bool:
+        """Embedding and head are the target's, and no part of the checkpoint."""
+        return True
+
+    @property
     def trained_weights(self) -> int:
         """How many numbers are trained."""
         return sum(p.numel() for p in self.parameters.values())
@@ -97,17 +104,18 @@ class FeatureStudent:
             for name, weight in state.items():
                 mine[name].copy_(weight)
 
-    def unroll(self, ids: Tensor, features: Tensor, steps: int) -> Iterator[Tensor]:
-        """What the head reads, [B, T, E], from the target's features, then from own ones, `steps` times in all.
 
-        ids: [B, T]. features: [B, T, E] of the positions themselves (the shift to the position before is done here).
-        """
-        positions = torch.arange(ids.shape[1], device=ids.device)[None]
-        unrolled = UnrolledAttention()
-        for _ in range(steps):
-            own = self.module(ids, positions, delayed(features), unrolled)
-            yield self.module.norm(own)
-            features = own
+def unrolled(module: FeatureModel, ids: Tensor, features: Tensor, steps: int) -> Iterator[Tensor]:
+    """What the head reads, [B, T, E], from the target's features, then from own ones, `steps` times in all.
+
+    ids: [B, T]. features: [B, T, E] of the positions themselves (the shift to the position before is done here).
+    """
+    positions = torch.arange(ids.shape[1], device=ids.device)[None]
+    attention = UnrolledAttention()
+    for _ in range(steps):
+        features = module(ids, positions, delayed(features), attention)
+        hidden: Tensor = module.norm(features)
+        yield hidden
 
 
 def delayed(features: Tensor) -> Tensor:
@@ -164,6 +172,7 @@ def build_feature_student(
     It begins as near to the target as can be: the target's last layer on the latest feature, with small random weights
     where that layer has none (Li et al. begin from nothing). Raises ConfigError when the target has no plain head.
     """
+    target.set_attn_implementation("sdpa")  # it may have run in slots
     check_head(target)
     text = target.config.get_text_config()
     prefix, depth = layer_list(target)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cluster.distillation.feature_student import FeatureStudent, HiddenStates
+from cluster.distillation.feature_student import FeatureStudent, HiddenStates, unrolled
 from cluster.distillation.loss import Measures, distillation_loss
 from cluster.distillation.parallel import Group
 from cluster.distillation.settings import DistillSettings
@@ -80,7 +80,7 @@ class FeatureTrainer(Trainer):
             features = self._features.module.fuse([states])
             at = torch.arange(ids.shape[1], device=self.device)[None, :, None]
             features = features * (at >= known_from.to(self.device))
-            for hidden in self._features.unroll(ids, features, len(self._weights)):
+            for hidden in unrolled(self._features.module, ids, features, len(self._weights)):
                 found.append(distillation_loss(hidden[places].float(), self._head, goal, self._weight))
         return found
 
@@ -88,12 +88,12 @@ class FeatureTrainer(Trainer):
         """Hidden states of the target, end to end: [B, T, layers * target_width]. As many as fit are kept."""
         names = [(*sample.prompt.tolist(), *sample.answer.tolist()) for sample in batch]
         if not all(name in self._kept for name in names):
-            states = torch.cat(self._reader.read(ids), dim=-1)
+            states = torch.cat(self._reader.read(ids), dim=-1).to(torch.bfloat16)
             for row, (name, sample) in enumerate(zip(names, batch, strict=True)):
-                own = states[row, : len(sample) - 1].to(torch.bfloat16, copy=True)
+                own = states[row, : len(sample) - 1].clone()
                 if name not in self._kept and own.nbytes <= self._room:
                     self._kept[name] = own
                     self._room -= own.nbytes
-            return states
+            return states.float()
         kept = [self._kept[name] for name in names]
         return torch.nn.utils.rnn.pad_sequence(kept, batch_first=True).float()

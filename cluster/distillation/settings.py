@@ -17,6 +17,8 @@ class DistillSettings(Settings):
     layers: Annotated[int, Field(ge=1)] = 4
     layers_from: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     """Layers of the target to start from; None takes the first ones and the last."""
+    feature_layers: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    """hidden_states: what enters these layers of the target is fused; None takes an early, a middle and a late one."""
     start: str | None = None
     """A draft to begin from in place of layers of the target; it must have as many layers as are asked for."""
     vocabulary: Annotated[int, Field(ge=2)] | Literal["start"] | None = 12288
@@ -85,6 +87,8 @@ class DistillSettings(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        if self.kind == "hidden_states" and (self.layers != 1 or self.layers_from or self.start):
+            raise ValueError("a draft of kind hidden_states has one layer, and begins from neither layers nor a draft")
         if self.start is not None and self.layers_from is not None:
             raise ValueError("a draft begins from `start` or from `layers_from`, not from both")
         if self.start is None and self.vocabulary == "start":

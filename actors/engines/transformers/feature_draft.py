@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from actors.engines.protocol import ModelCard
 from actors.engines.transformers.draft import TransformersDraft
 from actors.engines.transformers.fast_linear import optimise_for_small_blocks
-from actors.engines.transformers.feature_layer import FeatureModel
+from actors.engines.transformers.feature_layer import Attend, FeatureModel
 from actors.engines.transformers.features import from_bytes, projection_name
 from actors.engines.transformers.slots import HeadShape, Layout, SlotCache, SlotRow, cells_of
 from actors.errors import ConfigError
@@ -161,7 +161,7 @@ def _before(row: SlotRow, scratch: int) -> list[int]:
     return [-1 if parent in own else parent for parent in parents]
 
 
-def _attending(layout: Layout):  # type: ignore[no-untyped-def]
+def _attending(layout: Layout) -> Attend:
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return layout.attend(0, query, key, value, None)
 

@@ -100,6 +100,9 @@ class FeatureModel(nn.Module):
     embedding: [V, E]. head: [V', E].
     """
 
+    embedding: Tensor
+    head: Tensor
+
     def __init__(self, shape: FeatureShape, embedding: Tensor, head: Tensor) -> None:
         from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 

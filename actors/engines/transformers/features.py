@@ -45,8 +45,7 @@ class FeatureTap:
         self._layers = tuple(layers)
         self._states: dict[int, Tensor] = {}
         self._pending: dict[int, tuple[int, Tensor]] = {}
-        for number in layers:
-            stack[number].register_forward_pre_hook(self._reader(number), with_kwargs=True)
+        self._hooks = [stack[n].register_forward_pre_hook(self._reader(n), with_kwargs=True) for n in layers]
 
     def forget(self, slot: int) -> None:
         """Another sequence takes the slot, or none."""
@@ -55,6 +54,19 @@ class FeatureTap:
     def clear(self) -> None:
         """Before a pass."""
         self._states.clear()
+
+    @torch.inference_mode()
+    def fused(self, places: Sequence[int]) -> Tensor:
+        """Features of these tokens of the last pass, counted through all rows: bfloat16 [N, E]."""
+        index = torch.tensor(places, device=self._weight.device)
+        states = [self._states[n][0].index_select(0, index) for n in self._layers]  # [N, target width]
+        self._states.clear()
+        return (torch.cat(states, dim=-1) @ self._weight.T).to(torch.bfloat16)
+
+    def close(self) -> None:
+        """Leave the model as it was."""
+        for hook in self._hooks:
+            hook.remove()
 
     @torch.inference_mode()
     def attach(self, rows: Sequence[Row], outcomes: Sequence[Outcome | None]) -> list[Outcome | None]:
@@ -72,11 +84,7 @@ class FeatureTap:
             skipped = max(0, count - NEWEST)
             places.extend(range(first + skipped, first + count))
             first += len(row.tokens)
-        index = torch.tensor(places, device=self._weight.device)
-        states = [self._states[n][0].index_select(0, index) for n in self._layers]  # [N, target width]
-        fused = (torch.cat(states, dim=-1) @ self._weight.T).to(torch.bfloat16).cpu()  # [N, E]
-        self._states.clear()
-        parts = fused.split([min(count, NEWEST) for count in counts])
+        parts = self.fused(places).cpu().split_with_sizes([min(count, NEWEST) for count in counts])
         return [
             self._with_features(row, outcome, row.start + count - len(part), part)
             for row, outcome, count, part in zip(rows, outcomes, counts, parts, strict=True)

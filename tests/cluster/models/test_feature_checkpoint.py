@@ -91,7 +91,8 @@ def test_the_layout_of_safeailab(tmp_path: Path) -> None:
     found, vocabulary = load(tmp_path)
     assert found.shape.layers == (2, 3, 3)  # 2, half of six, six less three: what vLLM takes where nothing is said
     assert not found.shape.norm_before_residual
-    assert vocabulary is not None and vocabulary.tolist() == IDS.tolist()
+    assert vocabulary is not None
+    assert vocabulary.tolist() == IDS.tolist()
     torch.testing.assert_close(found.midlayer.self_attn.k_proj.weight, tensors()["midlayer.self_attn.k_proj.weight"])
     torch.testing.assert_close(found.head, tensors()["lm_head.weight"])
     torch.testing.assert_close(found.embedding, target().get_input_embeddings().weight.detach())
@@ -113,7 +114,8 @@ def test_the_layout_of_speculators(tmp_path: Path) -> None:
     found, vocabulary = load(tmp_path)
     assert found.shape.layers == (1, 2, 4)
     assert found.shape.norm_before_residual
-    assert vocabulary is not None and vocabulary.tolist() == IDS.tolist()
+    assert vocabulary is not None
+    assert vocabulary.tolist() == IDS.tolist()
     torch.testing.assert_close(found.midlayer.hidden_norm.weight, weights["layers.0.hidden_norm.weight"])
     torch.testing.assert_close(found.embedding, weights["embed_tokens.weight"])
     layers, projection = checkpoint.load_projection(tmp_path, target().config)
@@ -135,9 +137,11 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, student.module, IDS, torch.float32)
     found, vocabulary = load(tmp_path)
     assert found.shape.layers == (0, 3, 5)
-    assert vocabulary is not None and vocabulary.tolist() == IDS.tolist()
+    assert vocabulary is not None
+    assert vocabulary.tolist() == IDS.tolist()
     kept = load_file(tmp_path / "model.safetensors")
-    assert "lm_head.weight" not in kept and "embed_tokens.weight" not in kept  # the target has them
+    assert "lm_head.weight" not in kept
+    assert "embed_tokens.weight" not in kept
     for name, parameter in student.module.named_parameters():
         torch.testing.assert_close(dict(found.named_parameters())[name], parameter, msg=name)
     draft = FeatureLM(found, name="draft", vocabulary=vocabulary)
@@ -174,9 +178,7 @@ def _with(name: str, value: Tensor) -> Callable[[dict[str, Tensor]], None]:
         (_with("norm.weight", torch.full((WIDTH,), torch.nan)), "norm.weight holds numbers that are not finite"),
     ],
 )
-def test_a_damaged_tensor_is_named(
-    tmp_path: Path, change: Callable[[dict[str, Tensor]], None], message: str
-) -> None:
+def test_a_damaged_tensor_is_named(tmp_path: Path, change: Callable[[dict[str, Tensor]], None], message: str) -> None:
     weights = tensors()
     change(weights)
     written(tmp_path, EAGLE, weights)

@@ -77,7 +77,8 @@ def test_what_the_target_sends_are_its_hidden_states_of_committed_positions() ->
     target.attach(0, request)
     assert target.forward([Row(0, prompt[:5], 0, decide=False)]) == [None]
     first = target.forward([Row(0, prompt[5:], 5)])[0]
-    assert first is not None and first.features is not None
+    assert first is not None
+    assert first.features is not None
     assert (first.features.position, first.features.count) == (0, 9)  # both chunks of the prompt
     close(first.features, true_features(prompt))
 
@@ -87,7 +88,9 @@ def test_what_the_target_sends_are_its_hidden_states_of_committed_positions() ->
     wrong = (next_token + 1) % VOCABULARY
     proposal = Proposal((next_token, wrong), (0.5, 0.5))
     second = target.forward([Row(0, (text[-1], *proposal.tokens), 9, proposal)])[0]
-    assert second is not None and second.features is not None and second.accepted == 1
+    assert second is not None
+    assert second.features is not None
+    assert second.accepted == 1
     assert (second.features.position, second.features.count) == (9, 2)  # the wrong one is not among them
     close(second.features, true_features([*text, next_token])[9:])
 
@@ -99,7 +102,8 @@ def test_rows_of_a_pass_get_their_own() -> None:
         target.attach(slot, opening(f"s{slot}", prompt, temperature=0))
     outcomes = target.forward([Row(slot, prompt, 0) for slot, prompt in enumerate(prompts)])
     for prompt, outcome in zip(prompts, outcomes, strict=True):
-        assert outcome is not None and outcome.features is not None
+        assert outcome is not None
+        assert outcome.features is not None
         close(outcome.features, true_features(prompt))
 
 
@@ -108,7 +112,8 @@ def test_of_a_long_prompt_the_newest_are_sent() -> None:
     target.attach(0, opening("a", prompt, temperature=0))
     target.forward([Row(0, prompt[:100], 0, decide=False)])
     outcome = target.forward([Row(0, prompt[100:], 100)])[0]
-    assert outcome is not None and outcome.features is not None
+    assert outcome is not None
+    assert outcome.features is not None
     assert (outcome.features.position, outcome.features.count) == (40, NEWEST)
     close(outcome.features, true_features(prompt)[40:])
 
@@ -120,7 +125,8 @@ def test_a_slot_forgets_the_sequence_before() -> None:
     target.detach(0)
     target.attach(0, opening("b", some_tokens(6, 2), temperature=0))
     outcome = target.forward([Row(0, some_tokens(3, 2), 3)])[0]
-    assert outcome is not None and outcome.features is not None
+    assert outcome is not None
+    assert outcome.features is not None
     assert (outcome.features.position, outcome.features.count) == (3, 3)
 
 
@@ -261,7 +267,8 @@ def generate(requests: Sequence[OpenSequence], feed: Feed, steps: int = 3) -> tu
             rows.append(Row(slot, (*text[start:], *path.tokens), start, path))
         number += 1
         for (_, request), row, outcome in zip(running, rows, target.forward(rows), strict=True):
-            assert outcome is not None and outcome.features is not None
+            assert outcome is not None
+            assert outcome.features is not None
             name = request.sequence
             length = len(request.prompt) + len(outputs[name])
             target.record(row.slot, outcome.tokens)
