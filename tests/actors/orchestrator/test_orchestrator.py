@@ -43,6 +43,17 @@ def requests(request_for, n, rng):
     ]
 
 
+def paced(pace: Pace, settings: TargetSettings = TargetSettings()) -> dict[str, Any]:
+    """Engines for `start`: drafts keep up with the target, however busy the machine is."""
+    target = TargetSpec(pass_ms=2, token_ms=0.02, prompt_token_ms=0)
+    draft = DraftSpec(step_ms=0.3, row_ms=0.01, prompt_token_ms=0)
+    return {
+        "target_settings": settings,
+        "make_target": lambda: pace.target(EmulatedTarget(target, settings)),
+        "make_draft": lambda: pace.draft(EmulatedDraft(draft, DraftSettings())),
+    }
+
+
 async def check_all(local, wanted) -> None:
     answers = await asyncio.gather(*(local.tokens(request) for request in wanted))
     for request, answer in zip(wanted, answers, strict=True):
@@ -63,7 +74,7 @@ def held(actor) -> int:
 
 @pytest.mark.parametrize("drafts", [0, 1, 2])
 async def test_answers_are_the_targets_with_any_number_of_drafts(start, request_for, drafts) -> None:
-    async with start(drafts=drafts, targets=2) as local:
+    async with start(drafts=drafts, targets=2, **paced(Pace())) as local:
         await check_all(local, requests(request_for, 24, random.Random(drafts)))
         await settled(local)
         accepted = local.recorder.total(telemetry.ACCEPTED)
@@ -82,7 +93,7 @@ async def test_answers_do_not_depend_on_lookahead_or_tree(start, request_for, mo
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_chaotic_draft_link_never_changes_a_token(start, request_for, chaotic, seed) -> None:
     chaos = ChaosSettings(delay_ms=1, jitter_ms=5, reorder=0.2, drop=0.1, duplicate=0.1, seed=seed)
-    async with start(wrap_draft=chaotic(chaos)) as local:
+    async with start(wrap_draft=chaotic(chaos), **paced(Pace())) as local:
         await check_all(local, requests(request_for, 16, random.Random(seed)))
         assert local.recorder.total(telemetry.PROPOSED) > 0
 
@@ -142,20 +153,10 @@ async def test_losing_the_draft_in_mid_stream_changes_nothing(start, request_for
     settings = TargetSettings(lookahead=LookaheadSettings(mode="fixed", maximum=4))
     pace = Pace(patience_s=5.0)
     local: Any = None
-    target = HaltingTarget(
-        EmulatedTarget(TargetSpec(pass_ms=2, token_ms=0.02, prompt_token_ms=0), settings),
-        lambda: local.recorder.total(telemetry.ACCEPTED) >= 50,
-    )
-    drafts = DraftSettings()
+    engines = paced(pace, settings)
+    target = HaltingTarget(engines["make_target"](), lambda: local.recorder.total(telemetry.ACCEPTED) >= 50)
     wanted = [request_for(f"r{i}", (i + 1,), max_tokens=300) for i in range(12)]
-    async with start(
-        drafts=2,
-        wrap_draft=wrap,
-        settings=QUICK,
-        target_settings=settings,
-        make_target=lambda: pace.target(target),
-        make_draft=lambda: pace.draft(EmulatedDraft(DraftSpec(step_ms=0.3, row_ms=0.01, prompt_token_ms=0), drafts)),
-    ) as local:
+    async with start(drafts=2, wrap_draft=wrap, settings=QUICK, **{**engines, "make_target": lambda: target}) as local:
         jobs = asyncio.gather(*(local.tokens(request) for request in wanted))
         async with halted(target, jobs):
             peers[0].dead.set()
