@@ -43,7 +43,7 @@ def requests(request_for, n, rng):
     ]
 
 
-def paced(pace: Pace, settings: TargetSettings = TargetSettings()) -> dict[str, Any]:
+def paced(pace: Pace, settings: TargetSettings) -> dict[str, Any]:
     """Engines for `start`: drafts keep up with the target, however busy the machine is."""
     target = TargetSpec(pass_ms=2, token_ms=0.02, prompt_token_ms=0)
     draft = DraftSpec(step_ms=0.3, row_ms=0.01, prompt_token_ms=0)
@@ -74,7 +74,7 @@ def held(actor) -> int:
 
 @pytest.mark.parametrize("drafts", [0, 1, 2])
 async def test_answers_are_the_targets_with_any_number_of_drafts(start, request_for, drafts) -> None:
-    async with start(drafts=drafts, targets=2, **paced(Pace())) as local:
+    async with start(drafts=drafts, targets=2, **paced(Pace(), TargetSettings())) as local:
         await check_all(local, requests(request_for, 24, random.Random(drafts)))
         await settled(local)
         accepted = local.recorder.total(telemetry.ACCEPTED)
@@ -93,7 +93,7 @@ async def test_answers_do_not_depend_on_lookahead_or_tree(start, request_for, mo
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_chaotic_draft_link_never_changes_a_token(start, request_for, chaotic, seed) -> None:
     chaos = ChaosSettings(delay_ms=1, jitter_ms=5, reorder=0.2, drop=0.1, duplicate=0.1, seed=seed)
-    async with start(wrap_draft=chaotic(chaos), **paced(Pace())) as local:
+    async with start(wrap_draft=chaotic(chaos), **paced(Pace(), TargetSettings())) as local:
         await check_all(local, requests(request_for, 16, random.Random(seed)))
         assert local.recorder.total(telemetry.PROPOSED) > 0
 
@@ -143,7 +143,7 @@ async def halted(target: HaltingTarget, jobs: asyncio.Future[Any]) -> AsyncItera
 async def test_losing_the_draft_in_mid_stream_changes_nothing(start, request_for, cuttable) -> None:
     """Drafts keep up with the target until 50 of their tokens are accepted; the target halts there. 12 answers of 300
     tokens are then far from their end: a pass accepts at most 12 * 4."""
-    peers = []
+    peers, running = [], []
 
     def wrap(actor):
         peers.append(cuttable(actor))
@@ -152,11 +152,11 @@ async def test_losing_the_draft_in_mid_stream_changes_nothing(start, request_for
     # Fixed: an adaptive lookahead measures passes, and on a busy machine it may find that drafts do not pay.
     settings = TargetSettings(lookahead=LookaheadSettings(mode="fixed", maximum=4))
     pace = Pace(patience_s=5.0)
-    local: Any = None
     engines = paced(pace, settings)
-    target = HaltingTarget(engines["make_target"](), lambda: local.recorder.total(telemetry.ACCEPTED) >= 50)
+    target = HaltingTarget(engines["make_target"](), lambda: running[0].recorder.total(telemetry.ACCEPTED) >= 50)
     wanted = [request_for(f"r{i}", (i + 1,), max_tokens=300) for i in range(12)]
     async with start(drafts=2, wrap_draft=wrap, settings=QUICK, **{**engines, "make_target": lambda: target}) as local:
+        running.append(local)
         jobs = asyncio.gather(*(local.tokens(request) for request in wanted))
         async with halted(target, jobs):
             peers[0].dead.set()
