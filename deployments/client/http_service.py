@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -36,7 +37,7 @@ class HttpService:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._headers = {"authorization": f"Bearer {header_value(key)}"} if key else {}
         self._limit_s = limit_s
         self._timeout = httpx.Timeout(limit_s, connect=CONNECT_LIMIT_S, pool=None)
         self._transport = transport
@@ -47,13 +48,19 @@ class HttpService:
         """Connections belong to an event loop: each loop has its own."""
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
-            self._clients[loop] = httpx.AsyncClient(
-                base_url=self.url,
-                headers=self._headers,
-                timeout=self._timeout,
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
-                transport=self._transport,
-            )
+            try:
+                self._clients[loop] = httpx.AsyncClient(
+                    base_url=self.url,
+                    headers=self._headers,
+                    timeout=self._timeout,
+                    limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+                    transport=self._transport,
+                    trust_env=not is_loopback(self.url),
+                )
+            except (ValueError, ImportError) as error:  # httpx reads HTTP_PROXY and its like here
+                raise ConfigError(
+                    f"the proxy that the environment names for {self.url} cannot be used: {error}"
+                ) from error
         return self._clients[loop]
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
@@ -113,6 +120,28 @@ class HttpService:
             return await self._http.get(path)
         except httpx.HTTPError as error:
             raise UnavailableError(f"{self.url} cannot be reached: {error or type(error).__name__}") from error
+
+
+def header_value(key: str) -> str:
+    """An API key as a header may carry it: files end in a line break, which is no part of it.
+
+    Raises ConfigError, without showing the key, for one with other characters that no header may carry.
+    """
+    stripped = key.strip()
+    if not stripped or not stripped.isascii() or not stripped.isprintable():
+        raise ConfigError("the API key is empty, or has characters that no HTTP header may carry", "key")
+    return stripped
+
+
+def is_loopback(url: str) -> bool:
+    """Whether a URL leads to this machine itself; no proxy knows the way there."""
+    host = httpx.URL(url).host
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class _Held:

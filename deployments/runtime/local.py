@@ -213,9 +213,9 @@ def _await_ready(config: DeploymentConfig, url: str, limit_s: float = 60.0) -> N
         stop_if_asked()
         time.sleep(0.05)
         try:
-            if httpx.get(f"{url}/ready", timeout=limit_s).status_code == 200:
+            if httpx.get(f"{url}/ready", timeout=limit_s, trust_env=False).status_code == 200:
                 return
-            refused = httpx.get(f"{url}/status", timeout=limit_s).json()
+            refused = httpx.get(f"{url}/status", timeout=limit_s, trust_env=False).json()
         except (httpx.TransportError, ValueError):  # the proxy is on its way up
             continue
         for tier in ("target", "draft"):
