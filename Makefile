@@ -20,8 +20,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
+# Two processes: tests of the Ray cluster in one, the rest in whichever is free (tests/conftest.py says which goes first).
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
 test: $(STAMP) lint types  ## lint, types and the whole test suite
-	$(BIN)/pytest
+	$(BIN)/pytest $(TWO) $(ARGS)
 
 slow: $(STAMP)  ## the long proofs
 	$(BIN)/pytest -m slow --timeout 3600
