@@ -35,8 +35,14 @@ def needs_ray(module: Path) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first: modules that need the Ray cluster, then those that need the demo model."""
-    items.sort(key=lambda item: (not needs_ray(item.path), item.get_closest_marker("demo") is None))
+    """What takes longest begins first: modules that need the Ray cluster, then those that need the demo model. The demo
+    model's application comes up last, because it stays up."""
+
+    def place(item: pytest.Item) -> tuple[bool, bool]:
+        ray, demo = needs_ray(item.path), item.get_closest_marker("demo") is not None
+        return not ray, ray == demo
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(optionalhook=True)
