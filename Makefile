@@ -20,10 +20,13 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-# Two processes: tests of the Ray cluster in one, the rest in whichever is free (tests/conftest.py says which goes first).
-TWO := -n 2 --dist loadfile --no-loadscope-reorder
+.PHONY: venv
+venv: $(STAMP)  ## the virtual environment that all other targets use
+
+# One process for all tests of the Ray cluster, which mostly wait, and others for the rest (tests/conftest.py shares out).
+SHARED := --dist loadfile --no-loadscope-reorder
 test: $(STAMP) lint types  ## lint, types and the whole test suite
-	$(BIN)/pytest $(TWO) $(ARGS)
+	$(BIN)/pytest -n 3 $(SHARED) $(ARGS)
 
 slow: $(STAMP)  ## the long proofs
 	$(BIN)/pytest -m slow --timeout 3600
@@ -107,7 +110,7 @@ $(VLLM)/.installed: pyproject.toml constraints-vllm.txt
 venv-vllm: $(VLLM)/.installed  ## a virtual environment with vLLM's CPU build
 
 test-vllm: $(VLLM)/.installed  ## the vLLM engine against a real vLLM on this machine's CPU
-	$(VLLM)/bin/pytest tests/actors/engines/vllm --timeout 600 $(TWO) $(ARGS)
+	$(VLLM)/bin/pytest tests/actors/engines/vllm --timeout 600 -n 2 $(SHARED) $(ARGS)
 
 slow-vllm: $(VLLM)/.installed  ## more kinds of quantised targets, vLLM's ranks on two nodes of a Ray cluster, a relaxed rule over HTTP
 	$(VLLM)/bin/pytest tests/actors/engines/vllm/test_vllm_*.py -m slow -s --timeout 600

@@ -47,8 +47,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Of the two processes of `make test`, one runs all modules that need the Ray cluster, so that there is only one;
-    the others go, whole, to whichever process is free."""
+    """Of the processes of `make test`, one runs all modules that need the Ray cluster, so that there is only one;
+    the others go, whole, to whichever is free."""
     from xdist.scheduler import LoadFileScheduling
 
     class OneRayCluster(LoadFileScheduling):
