@@ -24,9 +24,9 @@ $(STAMP): pyproject.toml constraints.txt
 venv: $(STAMP)  ## the virtual environment that all other targets use
 
 # One process for all tests of the Ray cluster, which mostly wait, and others for the rest (tests/conftest.py shares out).
-SHARED := --dist loadfile --no-loadscope-reorder
+SHARED := --dist loadfile
 test: $(STAMP) lint types  ## lint, types and the whole test suite
-	$(BIN)/pytest -n 3 $(SHARED) $(ARGS)
+	$(BIN)/pytest -n 3 $(SHARED) --no-loadscope-reorder $(ARGS)
 
 slow: $(STAMP)  ## the long proofs
 	$(BIN)/pytest -m slow --timeout 3600
