@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -16,6 +15,7 @@ import httpx
 from actors import errors
 from actors.errors import ConfigError, EngineError, InvalidSettingError, OutriderError, RequestError, UnavailableError
 from actors.messages import Alternatives, Delta, GenerationRequest, Usage
+from deployments.client.http_connection import connection, header_value, server_root
 from deployments.client.results import usage_from
 
 CONNECT_LIMIT_S = 10.0
@@ -26,7 +26,8 @@ class HttpService:
     """Generates through the `/v1` routes of an Outrider server.
 
     url: the server's root, with or without `/v1`. limit_s bounds the wait for the next piece of an answer, and for a
-    whole one; it should not be below the server's orchestrator.settings.request_timeout_s.
+    whole one; it should not be below the server's orchestrator.settings.request_timeout_s. Raises ConfigError for an
+    address or a key that cannot be used.
     """
 
     def __init__(
@@ -36,8 +37,8 @@ class HttpService:
         limit_s: float = 600.0,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
-        self._headers = {"authorization": f"Bearer {header_value(key)}"} if key else {}
+        self.url = server_root(url)
+        self._key = header_value(key) if key else None
         self._limit_s = limit_s
         self._timeout = httpx.Timeout(limit_s, connect=CONNECT_LIMIT_S, pool=None)
         self._transport = transport
@@ -48,19 +49,13 @@ class HttpService:
         """Connections belong to an event loop: each loop has its own."""
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
-            try:
-                self._clients[loop] = httpx.AsyncClient(
-                    base_url=self.url,
-                    headers=self._headers,
-                    timeout=self._timeout,
-                    limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
-                    transport=self._transport,
-                    trust_env=not is_loopback(self.url),
-                )
-            except (ValueError, ImportError) as error:  # httpx reads HTTP_PROXY and its like here
-                raise ConfigError(
-                    f"the proxy that the environment names for {self.url} cannot be used: {error}"
-                ) from error
+            self._clients[loop] = connection(
+                self.url,
+                self._key,
+                timeout=self._timeout,
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+                transport=self._transport,
+            )
         return self._clients[loop]
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
@@ -112,36 +107,15 @@ class HttpService:
 
     async def close(self) -> None:
         """Close the connections of this event loop."""
-        await self._http.aclose()
-        del self._clients[asyncio.get_running_loop()]
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.aclose()
 
     async def _get(self, path: str) -> httpx.Response:
         try:
             return await self._http.get(path)
         except httpx.HTTPError as error:
             raise UnavailableError(f"{self.url} cannot be reached: {error or type(error).__name__}") from error
-
-
-def header_value(key: str) -> str:
-    """An API key as a header may carry it: files end in a line break, which is no part of it.
-
-    Raises ConfigError, without showing the key, for one with other characters that no header may carry.
-    """
-    stripped = key.strip()
-    if not stripped or not stripped.isascii() or not stripped.isprintable():
-        raise ConfigError("the API key is empty, or has characters that no HTTP header may carry", "key")
-    return stripped
-
-
-def is_loopback(url: str) -> bool:
-    """Whether a URL leads to this machine itself; no proxy knows the way there."""
-    host = httpx.URL(url).host
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class _Held:
