@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import time
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from actors.errors import RequestError
 from deployments.cli.options import DEFAULT_URL, AsJson, Key, Url, client_of
 
 EXAMPLES = (
@@ -40,8 +42,9 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Answer one prompt, streamed as it is written."""
-    text = sys.stdin.read() if prompt == "-" else prompt
-    messages = [{"role": "system", "content": system}] if system else []
+    _take_any_byte()
+    text = _checked(sys.stdin.read() if prompt == "-" else prompt)
+    messages = [{"role": "system", "content": _checked(system)}] if system else []
     asked: Any = text if raw else [*messages, {"role": "user", "content": text}]
     sampling: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k}
     sampling |= {"stop": tuple(stop or ()), "speculation": speculation}
@@ -63,8 +66,10 @@ def chat(
     temperature: Annotated[float, typer.Option(min=0, max=10)] = 0.7,
     explain: Annotated[bool, typer.Option(help="Colour each token by where it came from.")] = False,
 ) -> None:
-    """Talk to the model. An empty line or Ctrl-D ends."""
-    messages: list[dict[str, object]] = [{"role": "system", "content": system}] if system else []
+    """Talk to the model. An empty line or Ctrl-D ends. Exit code 1 when a line was refused."""
+    messages: list[dict[str, object]] = [{"role": "system", "content": _checked(system)}] if system else []
+    failed = False
+    _take_any_byte()
     with client_of(url, key) as client:
         while True:
             try:
@@ -72,10 +77,35 @@ def chat(
             except EOFError:
                 line = ""
             if not line:
-                return
+                raise typer.Exit(1 if failed else 0)
             messages.append({"role": "user", "content": line})
-            answer = _stream(client, messages, {"max_tokens": max_tokens, "temperature": temperature}, explain)
+            try:
+                _checked(line)
+                answer = _stream(client, messages, {"max_tokens": max_tokens, "temperature": temperature}, explain)
+            except RequestError as error:  # of this line only: the conversation goes on without it
+                _refuse(error)
+                failed = True
+                messages.pop()
+                continue
             messages.append({"role": "assistant", "content": answer})
+
+
+def _take_any_byte() -> None:
+    """Read what is no UTF-8 as Python reads arguments, so that one bad byte costs no other line."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
+
+
+def _checked(text: str) -> str:
+    """Raises RequestError for bytes that are no UTF-8, as the terminal or a pipe sent them."""
+    wrong = next((letter for letter in text if "\udc80" <= letter <= "\udcff"), None)
+    if wrong is not None:
+        raise RequestError(f"this is not UTF-8: it has the byte 0x{ord(wrong) - 0xDC00:02X}", "prompt")
+    return text
+
+
+def _refuse(error: RequestError) -> None:
+    print(f"outrider: {error}", file=sys.stderr)
 
 
 def _stream(client: Any, asked: Any, sampling: dict[str, Any], explain: bool, picture: Path | None = None) -> str:

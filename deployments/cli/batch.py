@@ -29,7 +29,6 @@ EXAMPLES = (
     "outrider batch requests.jsonl answers.jsonl --url https://outrider.example --concurrency 256"
 )
 """The end of the command's help."""
-RETRIED = (429, 500, 502, 503, 504)
 
 
 def batch(
@@ -86,6 +85,8 @@ async def _run(source: Path, results: Path, errors: Path, url: str, key: str | N
 def _posting(http: httpx.AsyncClient) -> Post:
     import httpx as client
 
+    from deployments.client.batch_file import PASSING_STATUSES
+
     async def post(route: str, body: dict[str, Any]) -> tuple[int, str, dict[str, Any]]:
         for attempt in range(PATIENCE):
             pause = random.uniform(0, min(20.0, 0.5 * 2**attempt))
@@ -95,7 +96,7 @@ def _posting(http: httpx.AsyncClient) -> Post:
                 if attempt + 1 == PATIENCE:
                     raise UnavailableError(f"{http.base_url} cannot be reached: {error}") from error
             else:
-                if response.status_code not in RETRIED or attempt + 1 == PATIENCE:
+                if response.status_code not in PASSING_STATUSES or attempt + 1 == PATIENCE:
                     return response.status_code, response.headers.get("x-request-id", ""), _json(response)
                 asked = response.headers.get("retry-after", "")
                 pause = max(pause, float(asked) if asked.isdecimal() else 0.0)

@@ -1,7 +1,9 @@
 """OpenAI Batch files: requests in one file, answers in another, errors in a third. A job that was killed goes on.
 
 The output files are the job's memory: an item is done when its line is in one of them, so each input has exactly one
-line in the end, whenever the job was stopped. Lines are written whole; one that a crash cut short is dropped.
+line in the end, whenever the job was stopped. Lines are written whole; one that a crash cut short is dropped. What
+failed for reasons that pass (no server, no room, a lost replica) is taken out of the errors by the next run, and asked
+again.
 """
 
 from __future__ import annotations
@@ -14,11 +16,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from actors.errors import ConfigError, OutriderError, RequestError
+from actors.errors import (
+    ConfigError,
+    DeadlineError,
+    EngineError,
+    OutriderError,
+    OverloadedError,
+    RequestError,
+    UnavailableError,
+)
 from deployments.client.jsonl import JsonlFile
 from deployments.ingress.error_responses import error_body
 
 ROUTES = ("/v1/chat/completions", "/v1/completions")
+PASSING_STATUSES = (429, 500, 502, 503, 504)
+"""Of answers that say: not now. The same request may be answered by another try."""
+PASSING_TYPES = tuple(kind.type for kind in (OverloadedError, UnavailableError, DeadlineError, EngineError))
 MAX_LINE_BYTES = 8 * 1024 * 1024
 
 Json = dict[str, Any]
@@ -68,6 +81,7 @@ def read_items(
                 raise LineError(f"line {number}: custom_id must be a text that is not empty", "custom_id")
             if custom_id in seen:
                 raise LineError(f"line {number}: custom_id {custom_id!r} was used before", "custom_id")
+            _check_sendable(data, number)
             yield _item(data, number, custom_id, routes)
             seen.add(custom_id)
         except LineError as error:
@@ -78,12 +92,27 @@ def _parsed(line: bytes, number: int) -> Json:
     if len(line) > MAX_LINE_BYTES:
         raise LineError(f"line {number}: longer than {MAX_LINE_BYTES} bytes")
     try:
-        data = json.loads(line)
+        data = json.loads(line, parse_constant=_refused)
     except (ValueError, RecursionError) as error:
         raise LineError(f"line {number}: not JSON") from error
     if not isinstance(data, dict):
         raise LineError(f"line {number}: not a JSON object")
     return data
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _check_sendable(data: Json, number: int) -> None:
+    """Raises LineError for what JSON's grammar allows, and nobody can send: half a surrogate pair, 1e999."""
+    try:
+        json.dumps(data, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"U+{ord(error.object[error.start]):04X}"
+        raise LineError(f"line {number}: half a surrogate pair ({half}), which is no character") from error
+    except (ValueError, RecursionError) as error:
+        raise LineError(f"line {number}: a number that is too large, or nested too deep") from error
 
 
 def _item(data: Json, number: int, custom_id: str, routes: tuple[str, ...]) -> Item:
@@ -100,11 +129,21 @@ def _item(data: Json, number: int, custom_id: str, routes: tuple[str, ...]) -> I
 
 
 class ResultFile:
-    """Lines of results, appended whole. `done` holds what identifies the lines that are in it."""
+    """Lines of results, appended whole. `done` holds what identifies the lines that are in it.
+
+    Failures that may pass are removed when the file is opened again.
+    """
 
     def __init__(self, path: Path) -> None:
         self.done: set[tuple[str, object]] = set()
-        self._file = JsonlFile(path, "result of a batch", lambda result: self.done.add(_identity(result)))
+        self._file = JsonlFile(path, "result of a batch", self._recall)
+
+    def _recall(self, result: Json) -> bool:
+        identity = _identity(result)
+        if may_pass(result):
+            return False
+        self.done.add(identity)
+        return True
 
     def add(self, result: Json) -> None:
         """Append one line; returns when the operating system has it."""
@@ -114,6 +153,14 @@ class ResultFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def may_pass(result: Json) -> bool:
+    """Whether a result is a failure that another run may not meet."""
+    response, error = result.get("response"), result.get("error")
+    if response is not None:
+        return response.get("status_code") in PASSING_STATUSES
+    return isinstance(error, dict) and error.get("type") in PASSING_TYPES
 
 
 def _identity(result: Json) -> tuple[str, object]:

@@ -18,12 +18,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
-from actors.errors import ConfigError, InvalidSettingError, OutriderError, OverloadedError, UnavailableError
+from actors.errors import (
+    ConfigError,
+    InvalidSettingError,
+    OutriderError,
+    OverloadedError,
+    PromptError,
+    UnavailableError,
+)
 from actors.messages import Delta, GenerationRequest
 from deployments.client.http_service import HttpService, check_ray_address
 from deployments.client.journal import Journal, digest
 from deployments.client.progress import Progress, progress_for
-from deployments.client.request_builder import Prompt, asked_of, named, request_for
+from deployments.client.request_builder import Prompt, RequestSettings, asked_of, named, request_for
 from deployments.client.results import Result
 from deployments.ingress.service import Answering, Service
 
@@ -84,7 +91,8 @@ class Client:
         progress: show a bar; by default on a terminal or in a notebook.
         journal: file that finished items are written to; a later call with the same inputs goes on from it.
         sampling: fields of SamplingSettings (temperature, max_tokens, seed, stop, ...), and `timeout_s`, `priority`.
-        Raises InvalidSettingError for settings out of range or unknown.
+        Raises InvalidSettingError for settings out of range or unknown; a prompt that cannot be sent is its item's
+        error.
         """
 
         async def collect() -> list[Result]:
@@ -113,7 +121,8 @@ class Client:
             raise InvalidSettingError(f"concurrency must be at least 1, not {concurrency}", "concurrency")
         if isinstance(prompts, str):
             raise InvalidSettingError("generate takes a list of prompts; for one prompt use [prompt]", "prompts")
-        requests = [request_for(prompt, sampling) for prompt in prompts]
+        settings = RequestSettings.of(sampling)
+        requests = [_request_or_error(settings, prompt) for prompt in prompts]
         notes = Journal(journal) if journal is not None else None
         bar = progress_for(len(requests), progress)
         try:
@@ -127,7 +136,7 @@ class Client:
                 notes.close()
 
     async def _all(
-        self, requests: list[GenerationRequest], concurrency: int, journal: Journal | None, bar: Progress
+        self, requests: list[GenerationRequest | PromptError], concurrency: int, journal: Journal | None, bar: Progress
     ) -> AsyncGenerator[Result, None]:
         waiting = iter(enumerate(requests))
         finished: asyncio.Queue[Result | Exception] = asyncio.Queue(maxsize=2 * concurrency)
@@ -152,7 +161,9 @@ class Client:
                 one.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
 
-    async def _item(self, index: int, request: GenerationRequest, journal: Journal | None) -> Result:
+    async def _item(self, index: int, request: GenerationRequest | PromptError, journal: Journal | None) -> Result:
+        if isinstance(request, PromptError):
+            return Result(index, error=request)
         asked = digest(asked_of(request)) if journal is not None else ""
         if journal is not None and (done := journal.result(index, asked)) is not None:
             return Result.from_json(done)
@@ -250,6 +261,14 @@ class Client:
         except BaseException:
             future.cancel()
             raise
+
+
+def _request_or_error(settings: RequestSettings, prompt: Prompt) -> GenerationRequest | PromptError:
+    """One item's prompt that cannot be sent is that item's error, and no other's."""
+    try:
+        return settings.request(prompt)
+    except PromptError as error:
+        return error
 
 
 def _connected_to_ray() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import signal
 import socket
@@ -12,12 +13,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tiny import Reciter, byte_codec
 
 from actors.messages import Usage
 from cluster.config.deployment import load_config
-from deployments.cli import main
+from deployments.cli import answer, main
 from deployments.cli.acceptance import achieved
 from deployments.cli.speed_comparison import Summary, Timing, compare, quantile
+from deployments.client.client import Client
 from deployments.client.results import Result
 from deployments.runtime.local import interruptible, stop_if_asked, wait_for_interrupt
 
@@ -113,6 +116,24 @@ def test_no_server_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = outrider(capsys, "status", "--url", "http://127.0.0.1:9")
     assert code == 1
     assert "cannot be reached" in err
+
+
+def test_bytes_that_are_no_utf8(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As an argument and in a pipe one line; in a chat the line is refused, and the others are answered."""
+    reciter = Reciter(byte_codec(), says="Hello.")
+    monkeypatch.setattr(answer, "client_of", lambda url, key: Client(reciter))
+    for arguments, given in ((["generate", "a\udcff"], b""), (["generate", "-"], b"a\xff")):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given), "utf-8"))
+        code, out, err = outrider(capsys, *arguments)
+        assert (code, out) == (2, "")
+        assert err == "outrider: this is not UTF-8: it has the byte 0xFF\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\ntw\xffo\nthree\n"), "utf-8"))
+    code, out, err = outrider(capsys, "chat")
+    assert code == 1
+    assert out.count("Hello.") == 2
+    assert err.count("not UTF-8") == 1
+    said = [[message["content"] for message in request.messages or ()] for request in reciter.requests]
+    assert said == [["one"], ["one", "Hello.", "three"]]
 
 
 def test_config_check_prints_everything(capsys: pytest.CaptureFixture[str]) -> None:
