@@ -191,8 +191,8 @@ class Ingress(Settings):
     access_log: bool = False
     """One line of JSON per request, without keys and prompts."""
     batch_folder: str | None = "~/.local/state/outrider"
-    """Files and batches of /v1/files and /v1/batches are kept here, in a folder of the application's name, and taken
-    up again after a restart. All ingress replicas must see the same folder. None: there are no such routes."""
+    """Files and batches of /v1/files and /v1/batches are kept here, in a folder of the application's name and `port`,
+    and taken up again after a restart. All ingress replicas must see the same folder. None: there are no such routes."""
     max_file_bytes: Annotated[int, Field(ge=1024)] = 200 * 1024 * 1024
     """The longest file of /v1/files."""
 
@@ -326,11 +326,38 @@ def load_config(source: str | Path | dict[str, Any]) -> DeploymentConfig:
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} holds no mapping of settings")
     if "applications" in raw:  # the same file that `serve deploy` takes
-        applications = raw["applications"]
-        if not isinstance(applications, list) or len(applications) != 1 or not isinstance(applications[0], dict):
-            raise ConfigError(f"{path}: `applications` must list exactly one application")
-        raw = applications[0].get("args") or {}
+        raw = _serve_args(raw, path)
     return _validated(raw, str(path))
+
+
+def _serve_args(raw: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The `args` of a file of `serve deploy`, with what the file says to Serve itself: address, prefix and name.
+
+    Raises ConfigError where the two differ.
+    """
+    applications = raw["applications"]
+    if not isinstance(applications, list) or len(applications) != 1 or not isinstance(applications[0], dict):
+        raise ConfigError(f"{path}: `applications` must list exactly one application")
+    application = applications[0]
+    args, http = application.get("args") or {}, raw.get("http_options") or {}
+    ingress = args.get("ingress") or {}
+    if not all(isinstance(group, dict) for group in (args, http, ingress)):
+        return dict(args) if isinstance(args, dict) else {"args": args}  # refused by name when it is validated
+    said = (
+        ("applications[0].name", application.get("name"), args, "name"),
+        ("applications[0].route_prefix", application.get("route_prefix"), ingress, "route_prefix"),
+        ("http_options.host", http.get("host"), ingress, "host"),
+        ("http_options.port", http.get("port"), ingress, "port"),
+    )
+    args, changed = dict(args), dict(ingress)
+    for name, value, group, key in said:
+        if value is None:
+            continue
+        own = "name" if group is not ingress else f"ingress.{key}"
+        if group.get(key, value) != value:
+            raise ConfigError(f"{path}: {name} is {value!r}, and args.{own} {group[key]!r}: say it once", own)
+        (changed if group is ingress else args)[key] = value
+    return {**args, "ingress": changed} if changed else args
 
 
 def _validated(raw: dict[str, Any], name: str) -> DeploymentConfig:

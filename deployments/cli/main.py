@@ -1,7 +1,7 @@
 """The command line. What a command needs is imported when it runs, so that `--help` is instant.
 
-Exit codes: 0 done, 1 the server or a request failed, 2 the command, its configuration or its input is wrong,
-130 interrupted.
+Exit codes: 0 done (and for a server that was told to stop), 1 the server or a request failed, 2 the command, its
+configuration or its input is wrong, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -74,9 +74,12 @@ def serve(
         str | None, typer.Option(help="Run on this Ray cluster (`auto`: the one of this machine) instead of a new one.")
     ] = None,
 ) -> None:
-    """Serve a configuration until interrupted."""
+    """Serve a configuration until interrupted (Ctrl-C, or SIGTERM), which breaks off what is under way.
+
+    Exit code 0 when it was stopped while serving, 130 while it was starting.
+    """
     from deployments.runtime.local import application as running
-    from deployments.runtime.local import check_port, interruptible, ray_cluster, wait_for_interrupt
+    from deployments.runtime.local import check_port, interruptible, wait_for_interrupt
 
     loaded = _load(config)
     changes = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
@@ -84,7 +87,7 @@ def serve(
     if address is None:
         check_port(loaded.ingress.host, loaded.ingress.port)
         _prepare(loaded)
-    with interruptible(), ray_cluster(address, loaded.ingress.proxy), running(loaded, _say) as url:
+    with interruptible(_say), _started(address, loaded.ingress.proxy), running(loaded, _say) as url:
         _say(f"Serving {loaded.model_id} at {url}/v1 (Ctrl-C stops it)")
         wait_for_interrupt()
 
@@ -98,7 +101,7 @@ def demo(
     from deployments.cli.demo import run
     from deployments.runtime.local import interruptible
 
-    with interruptible():
+    with interruptible(_say):
         raise typer.Exit(run(once=once, port=port))
 
 
@@ -232,6 +235,14 @@ def _prepare(config: Any) -> None:
 
     with progress_bar() as progress:
         prepare(config, progress)
+
+
+def _started(address: str | None, proxy: Any) -> Any:
+    """A connection to Ray, which takes a while to come."""
+    from deployments.runtime.local import ray_cluster
+
+    _say("Starting Ray" if address is None else f"Connecting to Ray at {address}")
+    return ray_cluster(address, proxy)
 
 
 def _say(line: str) -> None:
