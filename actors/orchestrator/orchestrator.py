@@ -19,7 +19,7 @@ from typing import Any
 
 from actors import telemetry
 from actors.errors import DeadlineError, EngineError, OutriderError, OverloadedError, RequestError, UnavailableError
-from actors.messages import CommitUpdate, Delta, GenerationRequest, ProposalBatch, Verdict, VerdictBatch
+from actors.messages import CommitUpdate, Delta, GenerationRequest, ProposalBatch, VerificationBatch, VerificationResult
 from actors.orchestrator.admission import Admission
 from actors.orchestrator.replica_pool import Directory, ReplicaPool
 from actors.orchestrator.routing import Routing
@@ -181,16 +181,16 @@ class Orchestrator:
 
     # -- what comes in -------------------------------------------------------------------------------------------
 
-    def _on_verdicts(self, target: TargetConnection, batches: list[VerdictBatch]) -> None:
+    def _on_verdicts(self, target: TargetConnection, batches: list[VerificationBatch]) -> None:
         """Commit what a target decided: to the session at once, to each draft in the same turn of the loop."""
         for batch in batches:
             self._recorder.observe(telemetry.LINK_SECONDS, max(0.0, time.time() - batch.ended_at), tier="target")
-            for verdict in batch.verdicts:
+            for verdict in batch.results:
                 session = self._sessions.get(verdict.sequence)
                 if session is not None and session.target is target:
                     self._commit(session, verdict)
 
-    def _commit(self, session: Session, verdict: Verdict) -> None:
+    def _commit(self, session: Session, verdict: VerificationResult) -> None:
         commit = session.commit(verdict)
         if session.ended and session.target is not None:
             session.target.load.discard(session.request.id)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from actors import telemetry
 from actors.engines.protocol import ModelCard
 from actors.errors import EngineError, UnavailableError
-from actors.messages import Cancel, DraftMessage, ProposalBatch, TargetMessage, VerdictBatch
+from actors.messages import Cancel, DraftMessage, ProposalBatch, TargetMessage, VerificationBatch
 from actors.orchestrator.replica_pool import Directory, ReplicaPool
 from actors.orchestrator.session import DraftConnection, Session, TargetConnection
 from actors.settings import OrchestratorSettings
@@ -39,14 +39,14 @@ class Routing:
         recorder: Recorder,
         clock: Callable[[], float],
         name: str,
-        on_verdicts: Callable[[TargetConnection, list[VerdictBatch]], None],
+        on_verdicts: Callable[[TargetConnection, list[VerificationBatch]], None],
         on_offers: Callable[[DraftConnection, list[ProposalBatch]], None],
     ) -> None:
         self._sessions = sessions
         self._settings = settings
         self._recorder = recorder
         self._target_card: ModelCard | None = None
-        self.targets: ReplicaPool[TargetMessage, VerdictBatch] = ReplicaPool(
+        self.targets: ReplicaPool[TargetMessage, VerificationBatch] = ReplicaPool(
             targets,
             name,
             settings,

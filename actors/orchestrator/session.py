@@ -16,14 +16,14 @@ from actors.messages import (
     ProposalBatch,
     TargetMessage,
     Usage,
-    Verdict,
-    VerdictBatch,
+    VerificationBatch,
+    VerificationResult,
 )
 from actors.text.codec import TextStream
 from actors.text.predicted_outputs import PredictionTally
 from actors.transport.connection import Connection
 
-TargetConnection = Connection[TargetMessage, VerdictBatch]
+TargetConnection = Connection[TargetMessage, VerificationBatch]
 DraftConnection = Connection[DraftMessage, ProposalBatch]
 
 
@@ -35,7 +35,7 @@ class Session:
     opening: OpenSequence
     tokens: list[int]
     text: TextStream
-    events: asyncio.Queue[Verdict | Exception] = field(default_factory=asyncio.Queue)
+    events: asyncio.Queue[VerificationResult | Exception] = field(default_factory=asyncio.Queue)
     target: TargetConnection | None = None
     draft: DraftConnection | None = None
     moves: int = 0
@@ -64,7 +64,7 @@ class Session:
         committed = tuple(self.tokens[self.prompt_tokens :])
         return OpenSequence(opening.sequence, opening.prompt, opening.sampling, opening.seed, committed)
 
-    def commit(self, verdict: Verdict) -> CommitUpdate | None:
+    def commit(self, verdict: VerificationResult) -> CommitUpdate | None:
         """Take a verdict of the target in charge. Returns what the draft must hear; None if there is nothing new.
 
         Raises EngineError when the verdict leaves a gap, which no honest target does.
@@ -101,7 +101,7 @@ class Session:
             delta = delta.then(self.deliver(event))
         return delta
 
-    def deliver(self, verdict: Verdict) -> Delta:
+    def deliver(self, verdict: VerificationResult) -> Delta:
         """What the client sees of a verdict: cut at a stop string, with usage at the end."""
         pushed = self.text.push(self._shown(verdict))
         n = len(verdict.tokens) if pushed.stop is None else len(pushed.texts)
@@ -125,17 +125,17 @@ class Session:
             usage=self._usage() if finish is not None else None,
         )
 
-    def _shown(self, verdict: Verdict) -> tuple[int, ...]:
+    def _shown(self, verdict: VerificationResult) -> tuple[int, ...]:
         """Tokens whose text is part of the answer: a token that stops is committed but not shown."""
         return verdict.tokens[:-1] if verdict.finish == "stop" else verdict.tokens
 
-    def _stop_token(self, verdict: Verdict) -> int | None:
+    def _stop_token(self, verdict: VerificationResult) -> int | None:
         sampling = self.opening.sampling
         if verdict.finish == "stop" and verdict.tokens[-1] in sampling.stop_token_ids:
             return verdict.tokens[-1]
         return None
 
-    def _count(self, verdict: Verdict, delivered: int) -> None:
+    def _count(self, verdict: VerificationResult, delivered: int) -> None:
         self.delivered += delivered
         self.proposed += verdict.proposed
         self.accepted += verdict.accepted

@@ -13,10 +13,17 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.algorithms.types import Outcome
 from actors.draft.actor import DraftActor
 from actors.engines.protocol import DraftModel, Expand, ModelCard, Ranked, Row, TargetModel
-from actors.messages import CommitUpdate, DraftMessage, OpenSequence, ProposalBatch, TargetMessage, VerdictBatch
+from actors.messages import (
+    CommitUpdate,
+    DraftMessage,
+    OpenSequence,
+    ProposalBatch,
+    TargetMessage,
+    VerificationBatch,
+    VerificationResult,
+)
 from actors.replica.replica import Mail, Replica, Result
 from actors.settings import DraftSettings, TargetSettings
 from actors.target.actor import TargetActor
@@ -125,7 +132,7 @@ class _ProbedTargetModel:
     def attach(self, slot: int, opening: OpenSequence) -> None:
         self._model.attach(slot, opening)
 
-    def forward(self, rows: Sequence[Row]) -> list[Outcome | None]:
+    def forward(self, rows: Sequence[Row]) -> list[VerificationResult | None]:
         started = time.monotonic()
         outcomes = self._model.forward(rows)
         self._owner.note_pass(started, time.monotonic(), rows, outcomes)
@@ -138,7 +145,7 @@ class _ProbedTargetModel:
         self._model.detach(slot)
 
 
-class ProbedTarget(_Probed[TargetMessage, VerdictBatch], TargetActor):
+class ProbedTarget(_Probed[TargetMessage, VerificationBatch], TargetActor):
     """A target replica that notes its passes, and adds `link_delay_ms` to every delivery."""
 
     def __init__(
@@ -162,7 +169,9 @@ class ProbedTarget(_Probed[TargetMessage, VerdictBatch], TargetActor):
             self._held_since = time.monotonic()
         return pause
 
-    def note_pass(self, started: float, ended: float, rows: Sequence[Row], outcomes: Sequence[Outcome | None]) -> None:
+    def note_pass(
+        self, started: float, ended: float, rows: Sequence[Row], outcomes: Sequence[VerificationResult | None]
+    ) -> None:
         held = 0.0 if self._held_since is None else started - self._held_since
         self._held_since = None
         decided = [(row, outcome) for row, outcome in zip(rows, outcomes, strict=True) if outcome is not None]
@@ -183,13 +192,11 @@ class ProbedTarget(_Probed[TargetMessage, VerdictBatch], TargetActor):
             )
         )
 
-    def _work(self) -> dict[str, VerdictBatch]:
+    def _work(self) -> dict[str, VerificationBatch]:
         results = super()._work()
         if self._notes.passes:
             self._notes.passes[-1].marks = [
-                (batch.verdicts[0].sequence, batch.verdicts[0].position, 0)
-                for batch in results.values()
-                if batch.verdicts
+                (batch.results[0].sequence, batch.results[0].position, 0) for batch in results.values() if batch.results
             ]
         return results
 

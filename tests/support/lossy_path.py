@@ -14,9 +14,17 @@ from dataclasses import dataclass, field
 from actors.algorithms.control.lookahead import LookaheadController
 from actors.algorithms.outcome_tree import Forest
 from actors.engines.protocol import DraftModel, TargetModel
-from actors.messages import Alternatives, Expansion, FinishReason, OpenSequence, ProposalBatch, Verdict, prefix_key
+from actors.messages import (
+    Alternatives,
+    Expansion,
+    FinishReason,
+    OpenSequence,
+    ProposalBatch,
+    VerificationResult,
+    prefix_key,
+)
 from actors.settings import LookaheadSettings, TargetSettings, TreeSettings
-from actors.target.mailbox import Mailbox
+from actors.target.proposal_broker import ProposalBroker
 from actors.target.scheduler import Scheduler
 
 
@@ -53,11 +61,11 @@ class Answer:
     finish: FinishReason | None = None
     error: Exception | None = None
 
-    def add(self, verdict: Verdict) -> None:
-        self.tokens.extend(verdict.tokens)
-        self.margins.extend(verdict.margins)
-        self.alternatives.extend(verdict.alternatives)
-        self.finish, self.error = verdict.finish, verdict.error
+    def add(self, result: VerificationResult) -> None:
+        self.tokens.extend(result.tokens)
+        self.margins.extend(result.margins)
+        self.alternatives.extend(result.alternatives)
+        self.finish, self.error = result.finish, result.error
 
 
 @dataclass
@@ -85,14 +93,14 @@ class LossyPath:
 
     def run(self, openings: Sequence[OpenSequence]) -> dict[str, Answer]:
         """The answers by sequence, at most settings.slots at a time."""
-        self._mailbox = Mailbox(self.target.card().vocabulary)
-        self._forest = Forest(self.tree)
         controller = self.controller(self.settings.lookahead)
-        scheduler = Scheduler(self.target, self.settings, self._mailbox, controller, self.clock)
+        broker = ProposalBroker(self.settings, self.target.card().vocabulary, self.clock, controller)
+        self._forest = Forest(self.tree)
+        scheduler = Scheduler(self.target, self.settings, broker, self.clock)
         answers = {opening.sequence: Answer() for opening in openings}
         self._lengths: dict[str, int] = {}
         offers: list[tuple[int, ProposalBatch]] = []
-        commits: list[tuple[int, Verdict]] = []
+        commits: list[tuple[int, VerificationResult]] = []
         todo, running = iter(openings), set[str]()
         for now in itertools.count():
             for opening in itertools.islice(todo, self.settings.slots - len(running)):
@@ -108,26 +116,25 @@ class LossyPath:
             offers = [(due, batch) for due, batch in offers if due > now]
             self.rng.shuffle(arrived)
             for batch in arrived:
-                self._mailbox.offer(batch)
-            for ruling in scheduler.step().rulings:
-                verdict = ruling.verdict
-                self._count(verdict)
-                answers[verdict.sequence].add(verdict)
-                if verdict.finish is not None:
-                    running.discard(verdict.sequence)
-                    self._close_draft(verdict.sequence)
+                broker.offer(batch)
+            for result in scheduler.step():
+                self._count(result)
+                answers[result.sequence].add(result)
+                if result.finish is not None:
+                    running.discard(result.sequence)
+                    self._close_draft(result.sequence)
                 else:
-                    commits.append((now + (self.rng.random() < self.trouble.late_commit), verdict))
-            for _, verdict in [commit for commit in commits if commit[0] <= now]:
-                self._commit(verdict)
+                    commits.append((now + (self.rng.random() < self.trouble.late_commit), result))
+            for _, result in [commit for commit in commits if commit[0] <= now]:
+                self._commit(result)
             commits = [commit for commit in commits if commit[0] > now]
         raise AssertionError
 
-    def _count(self, verdict: Verdict) -> None:
+    def _count(self, result: VerificationResult) -> None:
         self.passes += 1
-        self.proposed += verdict.proposed
-        self.accepted += verdict.accepted
-        self.lengths.add(verdict.proposed)
+        self.proposed += result.proposed
+        self.accepted += result.accepted
+        self.lengths.add(result.proposed)
 
     def _open_draft(self, opening: OpenSequence) -> None:
         if self.draft is None or not opening.sampling.speculation:
@@ -142,15 +149,15 @@ class LossyPath:
             self._forest.close(name)
             self.draft.close(name)
 
-    def _commit(self, verdict: Verdict) -> None:
+    def _commit(self, result: VerificationResult) -> None:
         """As the draft actor does; a commit of a sequence that has ended meanwhile comes to nothing."""
-        length = self._lengths.get(verdict.sequence)
-        if self.draft is None or length is None or not verdict.tokens:
+        length = self._lengths.get(result.sequence)
+        if self.draft is None or length is None or not result.tokens:
             return
-        fresh = verdict.tokens[length - verdict.position :]
-        self._forest.commit(verdict.sequence, length, fresh)
-        self.draft.advance(verdict.sequence, fresh)
-        self._lengths[verdict.sequence] = length + len(fresh)
+        fresh = result.tokens[length - result.position :]
+        self._forest.commit(result.sequence, length, fresh)
+        self.draft.advance(result.sequence, fresh)
+        self._lengths[result.sequence] = length + len(fresh)
 
     def _draft_step(self) -> dict[str, list[Expansion]]:
         asked = self._forest.frontier(self.tree.width)

@@ -50,7 +50,7 @@ async def settled(local) -> None:
 def held(actor) -> int:
     if hasattr(actor, "_owners"):
         return len(actor._owners) + len(actor._model._sessions)
-    return actor._scheduler.active + actor._scheduler.queued + len(actor._mailbox)
+    return actor._scheduler.active + actor._scheduler.queued + len(actor._broker.mailbox)
 
 
 @pytest.mark.parametrize("drafts", [0, 1, 2])
