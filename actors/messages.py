@@ -231,6 +231,7 @@ class GenerationRequest:
 
     id: names the sequence everywhere, also when another replica takes over: never reused.
     committed: tokens that an earlier orchestrator already delivered; generation goes on after them.
+    elapsed_s: seconds of its time limit that went by at earlier orchestrators.
     owner: whose request it is, as far as the door knows; only a recorder of answers reads it.
     """
 
@@ -242,6 +243,7 @@ class GenerationRequest:
     tools: tuple[dict[str, object], ...] | None = None
     committed: tuple[int, ...] = ()
     timeout_s: float | None = None
+    elapsed_s: float = 0.0
     priority: int = 0
     owner: str = ""
 

@@ -67,6 +67,9 @@ class _Behind:
     async def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
         yield None
 
+    def close(self, link: str | None = None) -> None:
+        """There is nothing to give back."""
+
 
 async def message_s(count: int = 4000) -> float:
     """Processor seconds that sending and taking one verdict batch take; both ends run here, so it is halved."""

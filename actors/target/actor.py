@@ -38,12 +38,12 @@ class TargetActor(Replica[TargetMessage, VerificationBatch]):
         clock: Callable[[], float] = time.monotonic,
         tracer: Tracer = NO_TRACES,
     ) -> None:
+        super().__init__(name, clock)
         self._tracer = tracer
         self._make_model = make_model
         self._settings = settings
         self._recorder = recorder
         self._scheduler: Scheduler | None = None
-        super().__init__(name, clock)
 
     def _prepare(self) -> ModelCard:
         model = self._make_model()

@@ -49,9 +49,9 @@ class _Sequence:
     owner: str
     opening: OpenSequence
     run: str
-    """Names this stay of the sequence at vLLM: what an earlier one still says is not its."""
+    """Names this stay of the sequence at vLLM: what an earlier one still hands out is not its."""
     length: int
-    """Prompt and tokens said."""
+    """Prompt and tokens handed out."""
     queued_at: float
     started: bool = False
 
@@ -71,6 +71,7 @@ class VllmTargetActor(Replica[TargetMessage, VerificationBatch]):
         clock: Callable[[], float] = time.monotonic,
         tracer: Tracer = NO_TRACES,
     ) -> None:
+        super().__init__(name, clock)
         self._make_model = make_model
         self._settings = settings
         self._recorder = recorder
@@ -81,10 +82,11 @@ class VllmTargetActor(Replica[TargetMessage, VerificationBatch]):
         self._answers = PassReport()
         """Results that need no vLLM."""
         self._queue_seconds: list[float] = []
-        self._said_at = clock()
+        self._handed_out_at = self._passing_since = clock()
+        self._pinged_at_pass = -1
+        """Passes that had ended at the last ping, which is when they were first so many."""
         self._runtime: VllmRuntime | None = None
         self._accounts: PassMetrics | None = None
-        super().__init__(name, clock)
 
     # -- building --------------------------------------------------------------------------------------------------
 
@@ -217,16 +219,16 @@ class VllmTargetActor(Replica[TargetMessage, VerificationBatch]):
         return report
 
     def _book(self, report: PassReport) -> None:
-        """What the passes took since something was last said; without an exchange only that, and no more, is known."""
+        """What the passes took since something was last handed out; without an exchange no more than that is known."""
         assert self._accounts is not None
         facts, now = self._exchange.take_facts(), self._clock()
         passes = max(facts.passes, 1)
-        report.seconds = facts.seconds / passes if self.speculates else now - self._said_at
+        report.seconds = facts.seconds / passes if self.speculates else now - self._handed_out_at
         report.tokens = round(facts.tokens / passes)
         report.hold_seconds, report.form_seconds = facts.hold_seconds / passes, facts.answer_seconds / passes
         report.plain_seconds = facts.plain_seconds / passes
         report.queue_seconds, self._queue_seconds = self._queue_seconds, []
-        self._said_at = now
+        self._handed_out_at = now
         self._accounts.pass_done(report, self)
 
     def _hand_out(self, sequence: _Sequence, output: VerificationResult, report: PassReport) -> None:
@@ -258,15 +260,6 @@ class VllmTargetActor(Replica[TargetMessage, VerificationBatch]):
         """Positions that hold a token, of the sequences that run."""
         return sum(s.length for s in list(self._sequences.values()) if s.started)
 
-    def exchange_overhead(self) -> list[float]:
-        """Seconds that the exchange took vLLM's first rank in recent passes, holds for drafts left out."""
-        return list(self._exchange.overhead_s)
-
-    def lose_mailbox(self) -> None:
-        """Close the exchange, as if the mailbox had died; vLLM goes on without drafts. For drills."""
-        if self._runtime is not None:
-            self._runtime.lose_mailbox()
-
     def _pulse(self) -> Pulse:
         """A pass is progress, also where it says nothing (part of a long prompt)."""
         pulse = super()._pulse()
@@ -281,12 +274,11 @@ class VllmTargetActor(Replica[TargetMessage, VerificationBatch]):
         if self._runtime is not None and self._runtime.failure is not None:
             raise EngineError(f"{self._name}: vLLM died: {self._runtime.failure}")
         passes, now = self._exchange.passes if self._built.is_set() else 0, self._clock()
-        seen, since = getattr(self, "_seen", (-1, now))
-        if passes != seen or not self._sequences:
-            seen, since = passes, now
-        self._seen = (seen, since)
-        if self.speculates and self._sequences and now - since > stuck_after_s:
-            raise EngineError(f"{self._name}: vLLM has work and has ended no pass for {now - since:.0f} s")
+        if passes != self._pinged_at_pass or not self._sequences:
+            self._pinged_at_pass, self._passing_since = passes, now
+        still = now - self._passing_since
+        if self.speculates and self._sequences and still > stuck_after_s:
+            raise EngineError(f"{self._name}: vLLM has work and has ended no pass for {still:.0f} s")
         return await super().ping(stuck_after_s)
 
     async def load(self) -> dict[str, float]:

@@ -81,7 +81,7 @@ class _Probed(Replica[Mail, Result]):
     """What both probed replicas share: mail is delayed and its arrival noted, results are counted."""
 
     def _take_notes_for(self, name: str, link_delay_ms: float) -> None:
-        """Before the replica's own constructor, which starts the model thread."""
+        """Part of a constructor: nothing is noted before `start`."""
         self._notes = ReplicaNotes(name)
         self._delay: ChaosLink[Any] | None = None
         if link_delay_ms:
@@ -156,9 +156,9 @@ class ProbedTarget(_Probed[TargetMessage, VerificationBatch], TargetActor):
         recorder: Recorder,
         link_delay_ms: float = 0.0,
     ) -> None:
+        super().__init__(name, lambda: _ProbedTargetModel(make_model(), self), settings, recorder)
         self._take_notes_for(name, link_delay_ms)
         self._held_since: float | None = None
-        super().__init__(name, lambda: _ProbedTargetModel(make_model(), self), settings, recorder)
 
     def _mark(self, message: TargetMessage) -> Mark | None:
         return offer_mark(message) if isinstance(message, ProposalBatch) else None
@@ -238,8 +238,8 @@ class ProbedDraft(_Probed[DraftMessage, ProposalBatch], DraftActor):
         recorder: Recorder,
         link_delay_ms: float = 0.0,
     ) -> None:
-        self._take_notes_for(name, link_delay_ms)
         super().__init__(name, lambda: _ProbedDraftModel(make_model(), self), settings, recorder)
+        self._take_notes_for(name, link_delay_ms)
 
     def _mark(self, message: DraftMessage) -> Mark | None:
         return (message.sequence, message.position, 0) if isinstance(message, CommitUpdate) else None

@@ -98,7 +98,7 @@ class LossyPath:
         self._forest = Forest(self.tree)
         scheduler = Scheduler(self.target, self.settings, broker, self.clock)
         answers = {opening.sequence: Answer() for opening in openings}
-        self._lengths: dict[str, int] = {}
+        self._drafted: set[str] = set()
         offers: list[tuple[int, ProposalBatch]] = []
         commits: list[tuple[int, VerificationResult]] = []
         todo, running = iter(openings), set[str]()
@@ -142,22 +142,23 @@ class LossyPath:
         tokens = [*opening.prompt, *opening.committed]
         self.draft.open(opening)
         self._forest.open(opening.sequence, prefix_key(tokens), len(tokens))
-        self._lengths[opening.sequence] = len(tokens)
+        self._drafted.add(opening.sequence)
 
     def _close_draft(self, name: str) -> None:
-        if self.draft is not None and self._lengths.pop(name, None) is not None:
+        if self.draft is not None and name in self._drafted:
+            self._drafted.discard(name)
             self._forest.close(name)
             self.draft.close(name)
 
     def _commit(self, result: VerificationResult) -> None:
         """As the draft actor does; a commit of a sequence that has ended meanwhile comes to nothing."""
-        length = self._lengths.get(result.sequence)
-        if self.draft is None or length is None or not result.tokens:
+        name = result.sequence
+        if self.draft is None or name not in self._drafted or not result.tokens:
             return
-        fresh = result.tokens[length - result.position :]
-        self._forest.commit(result.sequence, length, fresh)
-        self.draft.advance(result.sequence, fresh)
-        self._lengths[result.sequence] = length + len(fresh)
+        fresh = self._forest.commit(name, result.position, result.tokens)
+        assert isinstance(fresh, int)  # all commits arrive, in order
+        if fresh:
+            self.draft.advance(name, result.tokens[-fresh:])
 
     def _draft_step(self) -> dict[str, list[Expansion]]:
         asked = self._forest.frontier(self.tree.width)

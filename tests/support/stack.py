@@ -190,6 +190,8 @@ async def stack(
         draft = DraftActor("d", guesser, draft_settings, recorder)
         actors.append(draft)
         drafts["d"] = LocalPeer(draft)
+    for actor in actors:
+        actor.start()
     orchestrator = Orchestrator(
         targets=StaticDirectory({"t": LocalPeer(target)}),
         drafts=StaticDirectory(dict(drafts)),

@@ -10,7 +10,7 @@ from actors.engines.vllm.ipc import Answer, PassEnd
 from actors.engines.vllm.runtime import VllmModel
 from actors.messages import OpenSequence, VerificationResult
 from actors.target.pass_exchange import PassExchange
-from actors.target.vllm_actor import VllmTargetActor
+from benchmarks.support.measured_vllm import MeasuredVllmTarget
 
 LONG_S = 60.0
 """Longer than any draft takes; it ends tests that would hang."""
@@ -106,10 +106,10 @@ class FusedExchange(PatientExchange):
         return answer
 
 
-def target_with(exchange_class: type[PassExchange]) -> type[VllmTargetActor]:
+def target_with(exchange_class: type[PassExchange]) -> type[MeasuredVllmTarget]:
     """The real actor with another exchange."""
 
-    class Target(VllmTargetActor):
+    class Target(MeasuredVllmTarget):
         def _make_exchange(self, model: VllmModel) -> PassExchange:
             return exchange_class(self._settings, model.vocabulary, self._clock, self._nudge)
 

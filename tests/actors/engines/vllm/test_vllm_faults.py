@@ -118,6 +118,7 @@ from actors.target.vllm_actor import VllmTargetActor
 
 if __name__ == "__main__":
     target = VllmTargetActor("t", lambda: vllm_stack.model(sys.argv[1]), vllm_stack.settings(), MemoryRecorder())
+    target.start()
     target._built.wait()
     print("up" if target._card else repr(target._failure), flush=True)
     time.sleep(600)

@@ -224,6 +224,8 @@ async def stack(
     drafts: dict[str, Any] = {}
     if make_draft is not None:
         drafts["draft"] = DraftActor("draft", make_draft, draft_settings(), recorder)
+    for actor in (target, *drafts.values()):
+        actor.start()
     orchestrator = Orchestrator(
         targets=StaticDirectory({"target": LocalPeer(target)}),
         drafts=StaticDirectory({name: LocalPeer(actor) for name, actor in drafts.items()}),
