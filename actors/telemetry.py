@@ -133,6 +133,6 @@ class MemoryRecorder:
         self.counts[key] += 1
 
     def total(self, metric: Metric, **tags: str) -> float:
-        """Sum over all that have these tags."""
-        wanted = tags.items()
-        return sum(v for (name, has), v in self.sums.items() if name == metric.name and wanted <= dict(has).items())
+        """Sum over all that have these tags. Other threads may record meanwhile."""
+        wanted, sums = tags.items(), list(self.sums.items())
+        return sum(v for (name, has), v in sums if name == metric.name and wanted <= dict(has).items())

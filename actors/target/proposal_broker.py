@@ -44,7 +44,7 @@ class ProposalBroker:
         controller: LookaheadController | None = None,
     ) -> None:
         self.mailbox = Mailbox(vocabulary)
-        self.controller = controller or LookaheadController(settings.lookahead)
+        self.controller = controller or LookaheadController(settings.lookahead, settings.rule)
         self._settings = settings
         self._clock = clock
         self._sequences: dict[str, _Sequence] = {}

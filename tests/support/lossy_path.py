@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from actors.algorithms.control.lookahead import LookaheadController
+from actors.algorithms.control.lookahead import LookaheadController, Phase
 from actors.algorithms.outcome_tree import Forest
 from actors.engines.protocol import DraftModel, TargetModel
 from actors.messages import (
@@ -23,7 +23,7 @@ from actors.messages import (
     VerificationResult,
     prefix_key,
 )
-from actors.settings import LookaheadSettings, TargetSettings, TreeSettings
+from actors.settings import LookaheadSettings, Rule, TargetSettings, TreeSettings
 from actors.target.proposal_broker import ProposalBroker
 from actors.target.scheduler import Scheduler
 
@@ -44,7 +44,7 @@ class RandomLookahead(LookaheadController):
     """Verifies any part of what there is: a coin decides, which no rule may mind."""
 
     def __init__(self, settings: LookaheadSettings, rng: random.Random) -> None:
-        super().__init__(settings)
+        super().__init__(settings, "coupled")
         self._rng = rng
 
     def plan(self, paths: Mapping[str, Sequence[float]], *tokens: int) -> dict[str, int]:
@@ -60,8 +60,14 @@ class Answer:
     alternatives: list[Alternatives] = field(default_factory=list)
     finish: FinishReason | None = None
     error: Exception | None = None
+    tested: list[bool] = field(default_factory=list)
+    """Per token: was there a draft token that was verified in its place?"""
+    phases: list[Phase] = field(default_factory=list)
+    """Per token: what its pass was for."""
 
-    def add(self, result: VerificationResult) -> None:
+    def add(self, result: VerificationResult, phase: Phase) -> None:
+        self.tested.extend(n < result.proposed for n in range(len(result.tokens)))
+        self.phases.extend(phase for _ in result.tokens)
         self.tokens.extend(result.tokens)
         self.margins.extend(result.margins)
         self.alternatives.extend(result.alternatives)
@@ -84,7 +90,7 @@ class LossyPath:
     steps: tuple[int, ...] = (0, 2, 4, 6)
     """Draft steps in the time of one pass: one of these."""
     clock: Callable[[], float] = lambda: 0.0
-    controller: Callable[[LookaheadSettings], LookaheadController] = LookaheadController
+    controller: Callable[[LookaheadSettings, Rule], LookaheadController] = LookaheadController
     proposed: int = 0
     accepted: int = 0
     passes: int = 0
@@ -93,7 +99,7 @@ class LossyPath:
 
     def run(self, openings: Sequence[OpenSequence]) -> dict[str, Answer]:
         """The answers by sequence, at most settings.slots at a time."""
-        controller = self.controller(self.settings.lookahead)
+        controller = self.controller(self.settings.lookahead, self.settings.rule)
         broker = ProposalBroker(self.settings, self.target.card().vocabulary, self.clock, controller)
         self._forest = Forest(self.tree)
         scheduler = Scheduler(self.target, self.settings, broker, self.clock)
@@ -117,9 +123,10 @@ class LossyPath:
             self.rng.shuffle(arrived)
             for batch in arrived:
                 broker.offer(batch)
+            phase = controller.phase
             for result in scheduler.step():
                 self._count(result)
-                answers[result.sequence].add(result)
+                answers[result.sequence].add(result, phase)
                 if result.finish is not None:
                     running.discard(result.sequence)
                     self._close_draft(result.sequence)
