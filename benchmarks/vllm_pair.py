@@ -38,6 +38,7 @@ from benchmarks.support.measured_vllm import MeasuredVllmTarget
 from benchmarks.support.scripted_draft import Script, ScriptedDraft
 from cluster.config.deployment import DeploymentConfig, Resources, load_config
 from cluster.models import factory, references, weights
+from cluster.observability.quantiles import quantile
 
 SLOTS, CONTEXT = 16, 512
 CONFIG = {
@@ -258,8 +259,8 @@ def conclusions(results: dict[str, Measured]) -> str:
     remote = results["scripted draft, remote"]
     drafted = [*ours.answers, *remote.answers]
     same = sum(a == b for a, b in zip(drafted, [*alone.answers, *alone.answers], strict=True))
-    spent = sorted(1e3 * s for s in ours.overhead_s)
-    tail = spent[int(0.95 * len(spent))]
+    spent = [1e3 * s for s in ours.overhead_s]
+    tail = quantile(spent, 0.95)
     return "\n".join(
         [
             f"{same} of {len(drafted)} answers with remote drafts are token for token those of vLLM alone",
