@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from actors.errors import RequestError
-from deployments.cli.options import DEFAULT_URL, AsJson, Key, Url, client_of
+from deployments.cli.options import AsJson, Key, Url, client_of
+from deployments.client.address import DEFAULT_URL
 
 EXAMPLES = (
     "Examples:\n\n"
