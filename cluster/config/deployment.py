@@ -99,6 +99,23 @@ class Tier(Settings):
     """How long a replica that is to go may finish its sequences; those left then move to another one."""
 
 
+class DefaultSampling(Settings):
+    """What a request that does not name these gets; what neither names is OpenAI's default, which changes nothing."""
+
+    from_model: bool = True
+    """Take what the model's generation_config.json says, as vLLM does; the settings below go before it."""
+    temperature: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] | None = None
+    """0: the most likely token. 1: as the model says."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Of the most likely tokens, so many as have this probability together. 1: all."""
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    """So many of the most likely tokens. 0: all."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Tokens at least this likely, relative to the most likely one. 0: all."""
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    """Divides the logits of tokens that are there already. 1: none."""
+
+
 class TargetTier(Tier):
     """The model whose words are served."""
 
@@ -119,6 +136,7 @@ class TargetTier(Tier):
     deterministic: bool = False
     """Refuse to start unless a token's logits are the same to the last bit in any block and batch, so that no near-tie
     can part an answer from the one without speculation. Tried on the loaded model; holds on CPUs with AVX-512."""
+    default_sampling: DefaultSampling = DefaultSampling()
     settings: TargetSettings = TargetSettings()
     goals: TargetGoals = TargetGoals()
     """What autoscaling aims for."""
@@ -192,7 +210,7 @@ class Ingress(Settings):
     """One line of JSON per request, without keys and prompts."""
     batch_folder: str | None = "~/.local/state/outrider"
     """Files and batches of /v1/files and /v1/batches are kept here, in a folder of the application's name and `port`,
-    and taken up again after a restart. All ingress replicas must see the same folder. None: there are no such routes."""
+    and taken up again after a restart. All ingress replicas must see the same folder. None: no such routes."""
     max_file_bytes: Annotated[int, Field(ge=1024)] = 200 * 1024 * 1024
     """The longest file of /v1/files."""
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from actors.errors import RequestError
-from deployments.cli.options import AsJson, Key, Url, client_of
+from deployments.cli.options import AsJson, Key, Temperature, Url, client_of, said
 from deployments.client.address import DEFAULT_URL
 
 EXAMPLES = (
@@ -28,9 +28,9 @@ def generate(
     url: Url = DEFAULT_URL,
     key: Key = None,
     max_tokens: Annotated[int, typer.Option(min=1)] = 256,
-    temperature: Annotated[float, typer.Option(min=0, max=10)] = 0.7,
-    top_p: Annotated[float, typer.Option(min=0, max=1)] = 1.0,
-    top_k: Annotated[int, typer.Option(min=-1)] = 0,
+    temperature: Temperature = None,
+    top_p: Annotated[float | None, typer.Option(min=0, max=1)] = None,
+    top_k: Annotated[int | None, typer.Option(min=-1)] = None,
     seed: Annotated[int | None, typer.Option(min=0)] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be repeated.")] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
@@ -47,10 +47,8 @@ def generate(
     text = _checked(sys.stdin.read() if prompt == "-" else prompt)
     messages = [{"role": "system", "content": _checked(system)}] if system else []
     asked: Any = text if raw else [*messages, {"role": "user", "content": text}]
-    sampling: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k}
-    sampling |= {"stop": tuple(stop or ()), "speculation": speculation}
-    if seed is not None:
-        sampling["seed"] = seed
+    sampling: dict[str, Any] = {"max_tokens": max_tokens, "stop": tuple(stop or ()), "speculation": speculation}
+    sampling |= said(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
     with client_of(url, key) as client:
         if as_json:
             result = client.generate([asked], progress=False, errors="raise", **sampling)[0]
@@ -64,7 +62,7 @@ def chat(
     key: Key = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1)] = 512,
-    temperature: Annotated[float, typer.Option(min=0, max=10)] = 0.7,
+    temperature: Temperature = None,
     explain: Annotated[bool, typer.Option(help="Colour each token by where it came from.")] = False,
 ) -> None:
     """Talk to the model. An empty line or Ctrl-D ends. Exit code 1 when a line was refused."""
@@ -82,7 +80,7 @@ def chat(
             messages.append({"role": "user", "content": line})
             try:
                 _checked(line)
-                answer = _stream(client, messages, {"max_tokens": max_tokens, "temperature": temperature}, explain)
+                answer = _stream(client, messages, {"max_tokens": max_tokens, **said(temperature=temperature)}, explain)
             except RequestError as error:  # of this line only: the conversation goes on without it
                 _refuse(error)
                 failed = True

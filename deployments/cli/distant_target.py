@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 MOST_LOGPROBS = 20
 """What both servers give at most, unless a vLLM server was started with a higher `max_logprobs`."""
+NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Said aloud: both servers otherwise take what the model's generation_config.json names."""
 LONGEST_PAUSE_S = 20.0
 LOOK_S = 0.5
 """How often to look whether to go on."""
@@ -157,6 +159,7 @@ class DistantTarget:
             "prompt": list(prompt),
             "max_tokens": min(longest or self._answer, self._context - len(prompt)),
             "temperature": temperature,
+            **NEUTRAL,
             "seed": seed,
             "logprobs": min(self._top, MOST_LOGPROBS),
             "return_token_ids": True,

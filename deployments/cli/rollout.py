@@ -11,7 +11,7 @@ import typer
 
 from actors.errors import ConfigError
 from cluster.config.serve_names import DRAFT_TIER
-from deployments.cli.options import AsJson
+from deployments.cli.options import AsJson, Temperature, said
 
 if TYPE_CHECKING:
     from deployments.runtime.rollout import Lengths, Verdict
@@ -29,7 +29,7 @@ def rollout(
         typer.Option(help="Ask these and measure on the answers; default: the traffic as it comes."),
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Of each answer to --prompts.")] = 128,
-    temperature: Annotated[float, typer.Option(min=0, max=10, help="Of answers to --prompts.")] = 0.8,
+    temperature: Temperature = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Answers to --prompts at once.")] = 4,
     dtype: Annotated[str | None, typer.Option(help="Of the draft's weights; default: as now.")] = None,
     engine_kwargs: Annotated[
@@ -55,7 +55,7 @@ def rollout(
         changes = {"model": model, "dtype": dtype, "engine_kwargs": _parsed(engine_kwargs)}
         choice = served.choice().model_copy(update={k: v for k, v in changes.items() if v is not None})
         _check(served, choice)
-        sampling = {"max_tokens": max_tokens, "temperature": temperature}
+        sampling = {"max_tokens": max_tokens, **said(temperature=temperature)}
         verdict = roll_out(
             served,
             choice,

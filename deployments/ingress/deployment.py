@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ class IngressReplica:
     async def __serve_build_asgi_app__(self) -> FastAPI:
         facts = await asyncio.to_thread(factory.text_facts, self._config)
         vocabulary = await asyncio.to_thread(factory.target_fingerprint, self._config)
-        served = _served(self._config, facts.context, vocabulary)
+        served = replace(_served(self._config, facts.context, vocabulary), sampling=facts.sampling)
         limits, gate = _limits(self._config.ingress), _gate(self._config.ingress)
         context = serve.get_replica_context()
         replica = context.replica_id.unique_id

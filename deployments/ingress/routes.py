@@ -190,6 +190,7 @@ class Routes:
             "max_model_len": self.served.context,
             "rule": self.served.rule,
             "exact": self.served.exact,
+            "default_sampling": {"temperature": 1.0, **self.served.sampling},
             **({"vocabulary_fingerprint": self.served.vocabulary} if self.served.vocabulary else {}),
         }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -38,13 +38,18 @@ class OwnService:
     """A Service over an orchestrator in this process. Make it with `await OwnService.start(...)`."""
 
     def __init__(
-        self, orchestrator: Orchestrator, config: DeploymentConfig, application: str, needs_drafts: bool
+        self,
+        orchestrator: Orchestrator,
+        config: DeploymentConfig,
+        application: str,
+        needs_drafts: bool,
+        sampling: Mapping[str, float],
     ) -> None:
         self._orchestrator = orchestrator
         self._config = config
         self._application = application
         self._needs_drafts = needs_drafts
-        self.generate = orchestrator.generate
+        self._sampling = sampling
         self.check = orchestrator.check
 
     @classmethod
@@ -69,7 +74,11 @@ class OwnService:
             keep=answers.keep if answers is not None else None,
         )
         await orchestrator.start()
-        return cls(orchestrator, config, application, config.draft.kind != "none" and least > 0)
+        return cls(orchestrator, config, application, config.draft.kind != "none" and least > 0, facts.sampling)
+
+    def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+        """See Orchestrator.generate; settings that the request does not name are the deployment's."""
+        return self._orchestrator.generate(completed(request, self._sampling))
 
     async def status(self) -> dict[str, Any]:
         """Both tiers as this orchestrator sees them, and as Serve does."""
@@ -82,6 +91,12 @@ class OwnService:
         """Whether both tiers can serve; a draft tier that may be empty is not waited for."""
         drafts = self._orchestrator.status()["draft"]["replicas"]
         return self._orchestrator.ready() and (bool(drafts) or not self._needs_drafts)
+
+
+def completed(request: GenerationRequest, sampling: Mapping[str, float]) -> GenerationRequest:
+    """The request with `sampling` where it says nothing itself; unset fields stay unset on their way from clients."""
+    missing = {name: value for name, value in sampling.items() if name not in request.sampling.model_fields_set}
+    return replace(request, sampling=request.sampling.model_copy(update=missing)) if missing else request
 
 
 class OrchestratorReplica:
