@@ -218,6 +218,7 @@ def _delta(tokens: list[dict[str, Any]]) -> Delta:
             Alternatives(token["logprob"], tuple((other, score) for other, score in token["top"])) for token in scored
         ),
         margins=tuple(token["margin"] for token in tokens if "margin" in token),
+        rejected=tuple(tuple(draft["id"] for draft in token.get("rejected", ())) for token in tokens),
     )
 
 

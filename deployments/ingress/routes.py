@@ -35,7 +35,9 @@ from deployments.ingress.translate import chat_requests, check_messages, check_m
 BATCH_PRIORITY = -10
 """Of requests of a batch that name none: what people wait for goes first."""
 DONE = b"data: [DONE]\n\n"
-PAGE_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
+PAGE_POLICY = (
+    "default-src 'none'; img-src data:; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
+)
 """The page is one file and talks to its own server only."""
 B = TypeVar("B", bound=Body)
 Deltas = AsyncGenerator[tuple[int, Delta], None]
@@ -109,7 +111,7 @@ class Routes:
         await self._check_grammar(body, asked[0])
         echoes = await asyncio.to_thread(self._echoes, body) if body.echo else [""] * len(body.prompt)
         candidates = len(asked) // len(body.prompt)
-        choices = [Choice(i, echo=echoes[i // candidates]) for i in range(len(asked))]
+        choices = [Choice(i, piece=self.codec.piece, echo=echoes[i // candidates]) for i in range(len(asked))]
         options = _options(body, candidates, kept=body.n)
         return CompletionAnswer(id_, int(self.clock()), self.served, self.codec, choices, options), asked
 
@@ -118,7 +120,10 @@ class Routes:
         asked = await asyncio.to_thread(chat_requests, body, id_, self.codec, self.served)
         await self._check_grammar(body, asked[0])
         names = [] if body.tool_choice == "none" else [tool["function"]["name"] for tool in body.tools]
-        choices = [Choice(i, reader=ToolCallReader(names, body.parallel_tool_calls)) for i in range(len(asked))]
+        choices = [
+            Choice(i, piece=self.codec.piece, reader=ToolCallReader(names, body.parallel_tool_calls))
+            for i in range(len(asked))
+        ]
         return ChatAnswer(id_, int(self.clock()), self.served, self.codec, choices, _options(body, body.n)), asked
 
     async def _check_grammar(self, body: Common, request: GenerationRequest) -> None:
