@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from cluster.distillation.pair import Overlap
     from deployments.client.results import Result
 
+EXAMPLES = (
+    "Examples:\n\n"
+    "outrider acceptance demo:smollm2-135m demo:draft --prompts prompts.txt    two models, every rule\n\n"
+    "outrider acceptance --prompts prompts.txt                                 what a running server's draft achieves"
+)
+"""The end of the command's help."""
+
 
 def acceptance(
     prompts: Annotated[Path, typer.Option(help="One prompt per line, or .json/.jsonl.", show_default=False)],
@@ -149,7 +156,7 @@ def _of_server(
 
     asked = [[{"role": "user", "content": text}] for text in read_texts(prompts)]
     with connect(url, key=key) as client:
-        sampling = {"max_tokens": tokens, **said(temperature=temperature)}
+        sampling: dict[str, Any] = {"max_tokens": tokens, **said(temperature=temperature)}
         results = client.generate(asked, concurrency=concurrency, errors="raise", **sampling)
     told = achieved(results)
     if as_json:

@@ -118,9 +118,10 @@ def status(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> 
     Exit code 1 when the server is not ready.
     """
     with client_of(url, key) as client:
-        told, ready = client.status(), client.ready()
+        told = client.status()
+        ready = bool(told["ready"] if "ready" in told else client.ready())  # one look at both tiers, not two
     if as_json:
-        typer.echo(json.dumps({"ready": ready, **told}))
+        typer.echo(json.dumps({**told, "ready": ready}))
         raise typer.Exit(0 if ready else 1)
     from rich.console import Console
     from rich.table import Column, Table
@@ -128,7 +129,7 @@ def status(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> 
     from deployments.cli.explain import status_rows
 
     title = f"{url}: {'ready' if ready else 'not ready'}, {told.get('sessions', 0)} requests under way"
-    table = Table("tier", Column("replica", overflow="fold"), "load", "controllers", title=title)
+    table = Table("tier", Column("replica", no_wrap=True), "load", "controllers", title=title)
     for row in status_rows(told):
         table.add_row(*row)
     Console().print(table)
@@ -210,8 +211,8 @@ def add_groups() -> None:
     app.command(epilog=answer.EXAMPLES)(answer.generate)
     app.command()(answer.chat)
     app.command(epilog=batch.EXAMPLES)(batch.batch)
-    app.command()(plan.plan)
-    app.command()(acceptance.acceptance)
+    app.command(epilog=plan.EXAMPLES)(plan.plan)
+    app.command(epilog=acceptance.EXAMPLES)(acceptance.acceptance)
     app.command()(distill.distill)
     app.command()(rollout.rollout)
     app.command()(kubernetes.observe)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -76,21 +76,25 @@ class OwnService:
         await orchestrator.start()
         return cls(orchestrator, config, application, config.draft.kind != "none" and least > 0, facts.sampling)
 
-    def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta]:
         """See Orchestrator.generate; settings that the request does not name are the deployment's."""
         return self._orchestrator.generate(completed(request, self._sampling))
 
     async def status(self) -> dict[str, Any]:
         """Both tiers as this orchestrator sees them, and as Serve does."""
         status = self._orchestrator.status()
+        status["ready"] = self._ready(status)
         for tier, told in (await overview(self._application, self._config)).items():
             status[tier]["serve"] = told
         return status
 
     async def ready(self) -> bool:
         """Whether both tiers can serve; a draft tier that may be empty is not waited for."""
-        drafts = self._orchestrator.status()["draft"]["replicas"]
-        return self._orchestrator.ready() and (bool(drafts) or not self._needs_drafts)
+        return self._ready(self._orchestrator.status())
+
+    def _ready(self, status: dict[str, Any]) -> bool:
+        drafts = status["draft"]["replicas"]
+        return bool(status["target"]["replicas"]) and (bool(drafts) or not self._needs_drafts)
 
 
 def completed(request: GenerationRequest, sampling: Mapping[str, float]) -> GenerationRequest:
