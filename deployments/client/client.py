@@ -10,6 +10,7 @@ for result in client.generate(["One.", "Two."], max_tokens=50):
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import sys
 import threading
@@ -29,6 +30,7 @@ from actors.errors import (
 from actors.messages import Delta, GenerationRequest
 from cluster.config.serve_names import ORCHESTRATOR
 from deployments.client.address import DEFAULT_URL
+from deployments.client.cluster_owner import refuse_others
 from deployments.client.http_service import HttpService, check_ray_address
 from deployments.client.journal import Journal, digest
 from deployments.client.progress import Progress, progress_for
@@ -287,9 +289,14 @@ def _through_ray(address: str, application: str) -> Service:
 
     if not ray.is_initialized():
         try:
-            ray.init(address=address, log_to_driver=False)
+            context = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ConfigError(f"cannot reach the Ray cluster at {address}: {error}") from error
+        try:
+            refuse_others(address, context.address_info)
+        except ConfigError:
+            ray.shutdown()
+            raise
     if application not in serve.status().applications:
         raise ConfigError(f"no application {application!r} is running on the Ray cluster at {address}")
     return RemoteService(serve.get_deployment_handle(ORCHESTRATOR, application))
