@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,3 +116,15 @@ def test_a_file_that_contradicts_itself_is_refused(tmp_path: Path, http: str, ap
     with pytest.raises(ConfigError) as caught:
         load_config(file)
     assert told in str(caught.value)
+
+
+def test_serve_s_log_stays_off_the_terminal() -> None:
+    """In a process of its own: the first import of Serve sets the level of its log."""
+    program = (
+        "import logging\nfrom deployments.runtime.local import quiet_serve\nquiet_serve()\n"
+        "print(logging.getLogger('ray.serve').getEffectiveLevel())"
+    )
+    told = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True, timeout=100
+    )
+    assert int(told.stdout) == logging.ERROR
