@@ -45,7 +45,8 @@ def test_a_server_started_by_a_model_s_name_is_stopped_by_a_signal(
     environment = {**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path)), "TMPDIR": str(tmp_path / folder)}
     command = [
         sys.executable, "-m", "deployments.cli.main", "serve", "emulated:h100-70b", "--draft", "emulated:l4-1b",
-        "--host", host, "--port", str(port), "--api-key", "secret", "--set", "ingress.batch_folder=null", "--save", str(saved),
+        "--host", host, "--port", str(port), "--api-key", "secret", "--set", "ingress.batch_folder=null",
+        "--save", str(saved),
     ]  # fmt: skip
     with log.open("wb") as out:
         server = subprocess.Popen(command, stdout=out, stderr=out, env=environment)
