@@ -214,6 +214,12 @@ class Ingress(Settings):
     max_file_bytes: Annotated[int, Field(ge=1024)] = 200 * 1024 * 1024
     """The longest file of /v1/files."""
 
+    def batches(self, application: str) -> Path | None:
+        """The batch folder of this application on this port: another server of the same user has other batches."""
+        return (
+            None if self.batch_folder is None else Path(self.batch_folder).expanduser() / f"{application}-{self.port}"
+        )
+
 
 class Orchestrators(Settings):
     """The orchestrators."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from actors.messages import GenerationRequest
 from actors.settings import SamplingSettings
 from cluster.config.deployment import DefaultSampling, DeploymentConfig
 
@@ -51,3 +53,9 @@ def of_checkpoint(folder: Path) -> dict[str, float]:
             except ValidationError:  # what transformers takes for "off", for example a top_p of 0
                 continue
     return values
+
+
+def completed(request: GenerationRequest, sampling: Values) -> GenerationRequest:
+    """The request with `sampling` where it says nothing itself; unset fields stay unset on their way from clients."""
+    missing = {name: value for name, value in sampling.items() if name not in request.sampling.model_fields_set}
+    return replace(request, sampling=request.sampling.model_copy(update=missing)) if missing else request

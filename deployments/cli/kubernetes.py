@@ -87,7 +87,9 @@ def render(
         if base is None:  # an overlay must not depend on where the package is installed
             shutil.copytree(manifests.BASE, overlay / "base", dirs_exist_ok=True)
             base = overlay / "base"
-        relative = os.path.relpath(base.absolute(), overlay.resolve())  # kustomize takes no absolute paths
+        relative = os.path.relpath(
+            base.parent.resolve() / base.name, overlay.resolve()
+        )  # kustomize takes no absolute paths
         kustomization.write_text(KUSTOMIZATION.format(base=relative), encoding="utf-8")
     typer.echo(f"wrote {overlay / 'rayservice.yaml'}")
 

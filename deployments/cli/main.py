@@ -64,27 +64,63 @@ def options(
 @app.command(
     epilog="Examples:\n\n"
     "outrider serve demo                      the demo's small model, at http://127.0.0.1:8000\n\n"
+    "outrider serve MODEL --draft DRAFT       a folder or hub id; --api-key, --port, --set target.settings.slots=8\n\n"
     "outrider serve my.yaml --address auto    on the Ray cluster of this machine\n\n"
     "outrider config check my.yaml            says what is wrong with it, and starts nothing"
 )
 def serve(
-    config: ConfigPath,
+    config: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE|MODEL",
+            help="YAML, as `serve deploy` takes it; `demo` is the demo's own. Or a model: a folder, or a hub id.",
+            show_default=False,
+        ),
+    ],
+    draft: Annotated[
+        str | None,
+        typer.Option(help="With MODEL: the draft's model, `prompt_lookup` or `none`. Default: prompt_lookup."),
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(help="With MODEL: the key that clients must send.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--served-model-name", help="With MODEL: what clients call it. Default: its hub id."),
+    ] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; may be repeated.")
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="With MODEL: where the configuration is written. Default: a state folder.")
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Instead of ingress.host.")] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Instead of ingress.port.")] = None,
     address: Annotated[
         str | None, typer.Option(help="Run on this Ray cluster (`auto`: the one of this machine) instead of a new one.")
     ] = None,
 ) -> None:
-    """Serve a configuration until interrupted (Ctrl-C, or SIGTERM), which breaks off what is under way.
+    """Serve a configuration, or a model by its name, until interrupted.
+
+    Ctrl-C and SIGTERM end it within seconds, and break off what is under way.
 
     Exit code 0 when it was stopped while serving, 130 while it was starting.
     """
+    from deployments.cli import quick_config
     from deployments.runtime.local import application as running
     from deployments.runtime.local import check_port, interruptible, wait_for_interrupt
 
-    loaded = _load(config)
-    changes = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
-    loaded = loaded.model_copy(update={"ingress": loaded.ingress.model_copy(update=changes)})
+    said = [
+        f"ingress.{key}={json.dumps(value)}" for key, value in (("host", host), ("port", port)) if value is not None
+    ]
+    if quick_config.is_file(config):
+        only = {"--draft": draft, "--api-key": api_key, "--served-model-name": name, "--save": save}
+        for option in (option for option, value in only.items() if value is not None):
+            raise ConfigError(f"{option} goes with a MODEL; {config} is a file, which says it itself, or --set does")
+        loaded = quick_config.changed(_load(Path(config)), [*(changes or []), *said])
+    else:
+        raw = quick_config.settings_of(config, draft, name, [*(changes or []), *said])
+        path = save or quick_config.default_path(raw)
+        loaded = quick_config.write(path, raw, api_key)
+        _say(f"Configuration: {path}")
     if address is None:
         check_port(loaded.ingress.host, loaded.ingress.port)
         _prepare(loaded)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,13 +42,13 @@ def rollout(
     Neither the target tier nor anything under way is touched: while drafts are exchanged, answers are decoded
     plainly. Exit code 0: kept, 1: the old draft is back.
     """
-    from deployments.runtime.local import ray_cluster
+    from deployments.runtime.local import quiet_serve, ray_cluster
     from deployments.runtime.rollout import roll_out
     from deployments.runtime.served_application import ServedApplication
 
     asked = None if prompts is None else _messages(prompts)
     with ray_cluster(address):
-        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        quiet_serve()
         served = ServedApplication(application, limit)
         model = str(Path(draft).resolve()) if Path(draft).is_dir() else draft  # replicas run in folders of their own
         changes = {"model": model, "dtype": dtype, "engine_kwargs": _parsed(engine_kwargs)}

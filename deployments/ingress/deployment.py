@@ -7,7 +7,6 @@ import logging
 import time
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -64,7 +63,7 @@ class IngressReplica:
             limits,
             gate,
             stamp_ids=False,
-            batch_folder=_batch_folder(self._config, context.app_name),
+            batch_folder=self._config.ingress.batches(context.app_name),
             batch_limits=BatchLimits(file_bytes=self._config.ingress.max_file_bytes),
         )
         common = {
@@ -95,12 +94,6 @@ def _limits(settings: Ingress) -> HttpLimits:
 
 def _gate(settings: Ingress) -> RequestGate:
     return RequestGate(KeyRing(settings.keys_file, time.monotonic), FairQueue(settings.running, settings.queue))
-
-
-def _batch_folder(config: DeploymentConfig, application: str) -> Path | None:
-    """Of this application on this port: another server of the same user has other batches."""
-    folder = config.ingress.batch_folder
-    return None if folder is None else Path(folder).expanduser() / f"{application}-{config.ingress.port}"
 
 
 def _served(config: DeploymentConfig, context: int, vocabulary: str) -> Served:

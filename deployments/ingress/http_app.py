@@ -90,6 +90,7 @@ def _routes(app: FastAPI, door: Routes) -> None:
     for prefix in ("", "/v1"):
         app.post(f"{prefix}/tokenize", openapi_extra=takes(TokenizeRequest), dependencies=known)(door.tokenize)
         app.post(f"{prefix}/detokenize", openapi_extra=takes(DetokenizeRequest), dependencies=known)(door.detokenize)
+        app.get(f"{prefix}/tokenizer_info", dependencies=known)(door.tokenizer_info)
     app.get("/status", dependencies=known)(door.status)
     app.get("/", include_in_schema=False)(door.page)
     app.get("/health")(door.health)

@@ -156,6 +156,10 @@ class Routes:
             raise PromptTooLongError(error.message, "prompt" if body.messages is None else "messages") from error
         return JSONResponse({"tokens": list(tokens), "count": len(tokens), "max_model_len": self.served.context})
 
+    async def tokenizer_info(self) -> Response:
+        """GET /tokenizer_info: special tokens and chat template, as lm-evaluation-harness asks for them."""
+        return JSONResponse(self.codec.describe())
+
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize: text of ids."""
         body = await self.read(request, DetokenizeRequest)

@@ -17,6 +17,7 @@ from actors.orchestrator.admission import Admission
 from actors.orchestrator.orchestrator import Orchestrator
 from cluster.config.deployment import DeploymentConfig
 from cluster.models import factory
+from cluster.models.default_sampling import completed
 from cluster.models.factory import TextFacts
 from cluster.observability.otel_tracer import tracer_for
 from cluster.observability.ray_recorder import RayRecorder
@@ -95,12 +96,6 @@ class OwnService:
     def _ready(self, status: dict[str, Any]) -> bool:
         drafts = status["draft"]["replicas"]
         return bool(status["target"]["replicas"]) and (bool(drafts) or not self._needs_drafts)
-
-
-def completed(request: GenerationRequest, sampling: Mapping[str, float]) -> GenerationRequest:
-    """The request with `sampling` where it says nothing itself; unset fields stay unset on their way from clients."""
-    missing = {name: value for name, value in sampling.items() if name not in request.sampling.model_fields_set}
-    return replace(request, sampling=request.sampling.model_copy(update=missing)) if missing else request
 
 
 class OrchestratorReplica:

@@ -17,6 +17,7 @@ from typing import Any
 from actors.errors import ConfigError
 from cluster.config.deployment import DeploymentConfig, Proxy
 from cluster.scaling.placement import TierName
+from deployments.client.cluster_owner import refuse_others
 from deployments.client.http_service import check_ray_address
 from deployments.runtime import haproxy, ray_folder, serve_environment
 
@@ -113,10 +114,15 @@ def _connected(address: str | None) -> Iterator[bool]:
     else:
         check_ray_address(address, patience_s=STARTING_S)
         try:
-            ray.init(address=address, **quiet)
+            context = ray.init(address=address, **quiet)
         except (ConnectionError, RuntimeError, ValueError) as error:
             hint = "" if address == "auto" else " (a cluster with Ray's tokens wants RAY_AUTH_MODE=token)"
             raise ConfigError(f"cannot reach the Ray cluster at {address}{hint}: {error}") from error
+        try:
+            refuse_others(address, context.address_info)
+        except ConfigError:
+            ray.shutdown()
+            raise
     _take_signals()  # Ray has put its own handler of SIGTERM in the place of ours: it aborts with a stack trace
     try:
         yield address is None
@@ -134,7 +140,7 @@ def application(config: DeploymentConfig, report: Report = lambda _: None) -> It
 
     from deployments.app import application as build
 
-    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    quiet_serve()
     serve.start(http_options={"host": config.ingress.host, "port": config.ingress.port})
     report("Starting both tiers" if config.draft.kind != "none" else "Starting the target tier")
     try:
@@ -150,6 +156,13 @@ def application(config: DeploymentConfig, report: Report = lambda _: None) -> It
     finally:
         with contextlib.suppress(Exception):  # the cluster may be gone already
             _delete(config.name)
+
+
+def quiet_serve() -> None:
+    """Keep Serve's log off the terminal. Importing Serve sets the level of its log, so that comes first."""
+    import ray.serve  # noqa: F401
+
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
 
 
 def server_url(host: str, port: int, prefix: str = "/") -> str:
