@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -33,6 +36,10 @@ PASSING_STATUSES = (429, 500, 502, 503, 504)
 """Of answers that say: not now. The same request may be answered by another try."""
 PASSING_TYPES = tuple(kind.type for kind in (OverloadedError, UnavailableError, DeadlineError, EngineError))
 MAX_LINE_BYTES = 8 * 1024 * 1024
+READ_AHEAD = 64
+"""Lines read at once."""
+
+logger = logging.getLogger("outrider.batch")
 
 Json = dict[str, Any]
 Post = Callable[[str, Json], Awaitable[tuple[int, str, Json]]]
@@ -43,6 +50,12 @@ class LineError(RequestError):
     """A line of a batch file that is no request."""
 
     code = "invalid_line"
+
+
+class BrokenLineError(RequestError):
+    """A line whose answering ended in an error that nobody had foreseen."""
+
+    code = "broken_line"
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +225,18 @@ class Batch:
     async def _all(
         self, items: Iterator[Item | tuple[int, str | None, LineError]], answers: ResultFile, problems: ResultFile
     ) -> None:
+        ahead: deque[Item | tuple[int, str | None, LineError]] = deque()
+        reading = asyncio.Lock()
+
+        async def following() -> Item | tuple[int, str | None, LineError] | None:
+            """The file is read as fast as it is worked off, on a thread: long ones hold up nothing else."""
+            async with reading:
+                if not ahead:
+                    ahead.extend(await asyncio.to_thread(lambda: list(islice(items, READ_AHEAD))))
+                return ahead.popleft() if ahead else None
+
         async def worker() -> None:
-            for item in items:  # shared: the file is read as fast as it is worked off
+            while (item := await following()) is not None:
                 await self._one(item, answers, problems)
 
         async with asyncio.TaskGroup() as group:
@@ -249,6 +272,13 @@ class Batch:
             status, request_id, body = await self.post(item.url, item.body)
         except OutriderError as error:
             problems.add({**_result(item.custom_id), **error_body(error)})
+            self.counts.failed += 1
+            self.report(False, {})
+            return
+        except Exception as error:  # one line's fault, and no reason for the others to stop
+            logger.exception("line %d, %s, broke", item.line, item.custom_id)
+            broken = BrokenLineError(f"line {item.line} could not be answered: {type(error).__name__}: {error}")
+            problems.add({**_result(item.custom_id), **error_body(broken)})
             self.counts.failed += 1
             self.report(False, {})
             return

@@ -18,6 +18,7 @@ from cluster.observability.otel_tracer import tracer_for
 from cluster.observability.ray_recorder import RayRecorder
 from deployments.batch_api.routes import BatchLimits
 from deployments.ingress.auth import KeyRing
+from deployments.ingress.browser_guard import names_this_machine
 from deployments.ingress.fair_queue import FairQueue
 from deployments.ingress.http_app import http_app
 from deployments.ingress.metrics_middleware import MetricsMiddleware
@@ -88,7 +89,11 @@ def _limits(settings: Ingress) -> HttpLimits:
             access_log.addHandler(logging.StreamHandler())
             access_log.propagate = False
     return HttpLimits(
-        body_bytes=settings.max_body_bytes, cors_origins=settings.cors_origins, access_log=settings.access_log
+        body_bytes=settings.max_body_bytes,
+        cors_origins=settings.cors_origins,
+        access_log=settings.access_log,
+        guards_browsers=settings.keys_file is None,
+        is_loopback=names_this_machine(settings.host if ":" not in settings.host else f"[{settings.host}]"),
     )
 
 

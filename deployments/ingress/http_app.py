@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from deployments.batch_api.routes import BatchLimits, BatchRequest, BatchRoutes
 from deployments.ingress import error_responses, openapi
+from deployments.ingress.browser_guard import BrowserGuardMiddleware
 from deployments.ingress.middleware import AccessLogMiddleware, RequestIdMiddleware
 from deployments.ingress.rate_limit import RequestGate
 from deployments.ingress.routes import HttpLimits, Routes
@@ -72,6 +73,8 @@ def http_app(
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
+    if limits.guards_browsers:
+        app.add_middleware(BrowserGuardMiddleware, origins=limits.cors_origins, is_loopback=limits.is_loopback)
     if limits.access_log:
         app.add_middleware(AccessLogMiddleware)
     _routes(app, door)

@@ -51,12 +51,15 @@ class HttpLimits:
     body_bytes: the longest body; more is refused unread. body_s: within so many seconds it must have come.
     cors_origins: pages of these origins may call from browsers.
     access_log: one line of JSON per request, without keys and prompts.
+    guards_browsers: refuse pages of other sites; is_loopback: and names that are not this machine's.
     """
 
     body_bytes: int = 4 * 1024 * 1024
     body_s: float = BODY_LIMIT_S
     cors_origins: tuple[str, ...] = ()
     access_log: bool = False
+    guards_browsers: bool = False
+    is_loopback: bool = False
 
 
 @dataclass(slots=True)
