@@ -195,6 +195,9 @@ class Ingress(Settings):
     up again after a restart. All ingress replicas must see the same folder. None: there are no such routes."""
     max_file_bytes: Annotated[int, Field(ge=1024)] = 200 * 1024 * 1024
     """The longest file of /v1/files."""
+    closed_schemas: bool = True
+    """Objects of JSON schemas (response_format, structured_outputs, forced tools) hold only the keys that they name,
+    where `additionalProperties` does not say otherwise. False: as JSON Schema has it, with any other keys."""
 
 
 class Orchestrators(Settings):

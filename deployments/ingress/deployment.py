@@ -107,4 +107,12 @@ def _served(config: DeploymentConfig, context: int, vocabulary: str) -> Served:
     except PackageNotFoundError:  # run from a source tree on PYTHONPATH
         release = "0"
     created = int(time.time())
-    return Served(config.model_id, context, config.rule, created=created, version=release, vocabulary=vocabulary)
+    return Served(
+        config.model_id,
+        context,
+        config.rule,
+        created=created,
+        version=release,
+        vocabulary=vocabulary,
+        closed_schemas=config.ingress.closed_schemas,
+    )
