@@ -54,13 +54,16 @@ class Choice:
         """Add `delta`. Raises EngineError when generation failed."""
         if delta.finish == "error":
             raise EngineError("generation failed before the answer was complete")
-        text = ("" if self.started else self.echo) + self.reader.push(delta.text)
+        released, calls = self.reader.push(delta.text)
+        text = ("" if self.started else self.echo) + released
         entries = list(zip(delta.tokens, delta.alternatives, delta.texts, strict=False))
-        step = Step(text, entries, described(delta) if with_tokens else [], [], delta.finish, not self.started)
+        step = Step(text, entries, described(delta) if with_tokens else [], calls, delta.finish, not self.started)
         if delta.finish is not None:
-            rest, step.calls = self.reader.finish()
+            rest, more = self.reader.finish()
             step.text += rest
-            step.finish = "tool_calls" if step.calls else delta.finish
+            step.calls += more
+            if delta.finish == "stop" and (self.calls or step.calls):
+                step.finish = "tool_calls"  # an answer that was cut says so, whatever it called before
             self.usage = delta.usage or Usage()
             self.stop = delta.stop
         self.started = True

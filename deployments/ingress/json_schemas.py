@@ -18,8 +18,11 @@ FORMATS = frozenset(
 )
 """String formats that are enforced; any other is an annotation, as JSON Schema has it by default."""
 UNSUPPORTED = frozenset(
-    """not if then else contains minContains maxContains uniqueItems propertyNames unevaluatedItems
-    unevaluatedProperties dependentRequired dependentSchemas dependencies $dynamicRef $recursiveRef""".split()
+    (
+        *("not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "propertyNames"),
+        *("unevaluatedItems", "unevaluatedProperties", "dependentRequired", "dependentSchemas", "dependencies"),
+        *("$dynamicRef", "$recursiveRef"),
+    )
 )
 """Keywords that change what is allowed and that no grammar here can follow."""
 MAX_PARTS = 20_000
@@ -89,7 +92,8 @@ def closed(schema: Schema) -> Schema:
     are closed around the names of all their parts. Raises ValueError for more parts than MAX_PARTS, references that
     are followed counted each time.
     """
-    return _Closer(schema).close(schema)
+    result: Schema = _Closer(schema).close(schema)
+    return result
 
 
 class _Closer:
@@ -108,7 +112,7 @@ class _Closer:
             return part
         self._spend()
         composed = {key: part[key] for key in _COMPOSERS if key in part}
-        result = _children(part, lambda child: self.close(child), but=("allOf", "anyOf", "oneOf"))
+        result = _children(part, self.close, but=("allOf", "anyOf", "oneOf"))
         own = frozenset(part["properties"]) if isinstance(part.get("properties"), dict) else None
         named = {key: self._names({key: value}) for key, value in composed.items()}
         for key in ("allOf", "anyOf", "oneOf"):
@@ -156,8 +160,8 @@ class _Closer:
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None
         place: Any = self._document
-        for step in unquote(reference[1:]).split("/")[1:]:
-            step = step.replace("~1", "/").replace("~0", "~")
+        for escaped in unquote(reference[1:]).split("/")[1:]:
+            step = escaped.replace("~1", "/").replace("~0", "~")
             if isinstance(place, list) and step.isdecimal() and int(step) < len(place):
                 place = place[int(step)]
             elif isinstance(place, dict) and step in place:

@@ -117,7 +117,9 @@ class Routes:
         id_ = f"chatcmpl-{secrets.token_hex(16)}"
         asked = await asyncio.to_thread(chat_requests, body, id_, self.codec, self.served)
         await self._check_grammar(body, asked[0])
-        names = [] if body.tool_choice == "none" else [tool["function"]["name"] for tool in body.tools]
+        names = [tool["function"]["name"] for tool in body.tools]
+        if body.tool_choice == "none" or (asked[0].sampling.grammar and grammar_param(body) != "tools"):
+            names = []  # what a grammar of its own shapes is the answer, whatever it looks like
         choices = [Choice(i, reader=ToolCallReader(names, body.parallel_tool_calls)) for i in range(len(asked))]
         return ChatAnswer(id_, int(self.clock()), self.served, self.codec, choices, _options(body, body.n)), asked
 
