@@ -143,9 +143,14 @@ class TextCodec:
             raise PromptError(f"the model's chat template refuses these messages: {error}", "messages") from error
         return rendered
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Text of `tokens`, without special tokens."""
-        stream = self.stream((), ())
+    @cached_property
+    def special_tokens(self) -> Mapping[str, int]:
+        """Special tokens by how they are written."""
+        return {str(content): id_ for id_, content in self._added.items() if id_ in self._special}
+
+    def decode(self, tokens: Sequence[int], special: bool = False) -> str:
+        """Text of `tokens`, without special tokens unless asked for."""
+        stream = self.stream((), (), special=special)
         return "".join(stream.push(tokens).texts) + stream.flush()
 
     def piece(self, token: int) -> bytes:
@@ -155,18 +160,27 @@ class TextCodec:
             known = self._pieces[token] = self._look_up(token)
         return known
 
-    def stream(self, prompt: Sequence[int], stop: Sequence[str] = (), min_tokens: int = 0) -> TextStream:
-        """A stream for one answer to `prompt`, whose last tokens decide whether a leading space is shown."""
-        detokeniser = _ByteDetokeniser(self) if self._byte_level else _WindowDetokeniser(self, prompt)
+    def stream(
+        self, prompt: Sequence[int], stop: Sequence[str] = (), min_tokens: int = 0, special: bool = False
+    ) -> TextStream:
+        """A stream for one answer to `prompt`, whose last tokens decide whether a leading space is shown.
+
+        special: whether special tokens are part of the text.
+        """
+        detokeniser: Detokeniser = (
+            _ByteDetokeniser(self, special) if self._byte_level else _WindowDetokeniser(self, prompt, special)
+        )
         return TextStream(detokeniser, stop, min_tokens)
 
     def is_special(self, token: int) -> bool:
         """Whether `token` is left out of the text."""
         return token in self._special
 
-    def window(self, tokens: Sequence[int]) -> str:
+    def window(self, tokens: Sequence[int], special: bool = False) -> str:
         """One-shot decode of a few tokens."""
-        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text: str = self._tokenizer.decode(
+            list(tokens), skip_special_tokens=not special, clean_up_tokenization_spaces=False
+        )
         return text
 
     @cached_property
@@ -206,12 +220,14 @@ class TextCodec:
 class _ByteDetokeniser:
     """For byte-level vocabularies: exact, and independent of what came before."""
 
-    def __init__(self, codec: TextCodec) -> None:
+    def __init__(self, codec: TextCodec, special: bool) -> None:
         self._codec = codec
+        self._special = special
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token: int) -> str:
-        return "" if self._codec.is_special(token) else self._decoder.decode(self._codec.piece(token))
+        hidden = not self._special and self._codec.is_special(token)
+        return "" if hidden else self._decoder.decode(self._codec.piece(token))
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
@@ -223,29 +239,30 @@ class _WindowDetokeniser:
     The window slides to the last token boundary at which the text was whole, so its length is bounded.
     """
 
-    def __init__(self, codec: TextCodec, prompt: Sequence[int]) -> None:
+    def __init__(self, codec: TextCodec, prompt: Sequence[int], special: bool) -> None:
         self._codec = codec
+        self._special = special
         self._window = [token for token in prompt[-2 * _LONGEST_CHARACTER :] if not codec.is_special(token)]
         self._read = len(self._window)
-        self._shown = codec.window(self._window)
+        self._shown = codec.window(self._window, special)
 
     def push(self, token: int) -> str:
-        if self._codec.is_special(token):
+        if not self._special and self._codec.is_special(token):
             return ""
         self._window.append(token)
-        text = self._codec.window(self._window)
+        text = self._codec.window(self._window, self._special)
         if text.endswith(_REPLACEMENT) and len(self._window) - self._read < _LONGEST_CHARACTER:
             return ""
         return self._slide(text)
 
     def flush(self) -> str:
-        return self._slide(self._codec.window(self._window)) if len(self._window) > self._read else ""
+        return self._slide(self._codec.window(self._window, self._special)) if len(self._window) > self._read else ""
 
     def _slide(self, text: str) -> str:
         new = text[len(self._shown) :]
         self._window = self._window[self._read :]
         self._read = len(self._window)
-        self._shown = self._codec.window(self._window)
+        self._shown = self._codec.window(self._window, self._special)
         return new
 
 
@@ -279,8 +296,11 @@ def _plain_call(call: object) -> object:
     if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
         return call
     function = dict(call["function"])
-    try:
-        function["arguments"] = json.loads(function["arguments"])
-    except (KeyError, TypeError, ValueError):
-        return call
+    arguments = function.get("arguments")
+    if isinstance(arguments, str) and arguments.strip():
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return call
+    function["arguments"] = arguments or {}  # absent, empty and null are a call without arguments
     return {**call, "function": function}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,8 @@ class Choice:
     index: int
     echo: str = ""
     reader: ToolCallReader = field(default_factory=lambda: ToolCallReader(()))
+    stop_text: Callable[[str | int], str] | None = None
+    """What is shown of the stop string or token that ended the answer; None shows nothing."""
     text: str = ""
     entries: list[tuple[int, Alternatives, str]] = field(default_factory=list)
     tokens: list[Json] = field(default_factory=list)
@@ -61,6 +64,8 @@ class Choice:
         if delta.finish is not None:
             rest, more = self.reader.finish()
             step.text += rest
+            if self.stop_text is not None and delta.stop is not None:
+                step.text += self.stop_text(delta.stop)
             step.calls += more
             if delta.finish == "stop" and (self.calls or step.calls):
                 step.finish = "tool_calls"  # an answer that was cut says so, whatever it called before

@@ -109,7 +109,7 @@ class Routes:
         await self._check_grammar(body, asked[0])
         echoes = await asyncio.to_thread(self._echoes, body) if body.echo else [""] * len(body.prompt)
         candidates = len(asked) // len(body.prompt)
-        choices = [Choice(i, echo=echoes[i // candidates]) for i in range(len(asked))]
+        choices = [Choice(i, echo=echoes[i // candidates], stop_text=self._stop_text(body)) for i in range(len(asked))]
         options = _options(body, candidates, kept=body.n)
         return CompletionAnswer(id_, int(self.clock()), self.served, self.codec, choices, options), asked
 
@@ -120,7 +120,10 @@ class Routes:
         names = [tool["function"]["name"] for tool in body.tools]
         if body.tool_choice == "none" or (asked[0].sampling.grammar and grammar_param(body) != "tools"):
             names = []  # what a grammar of its own shapes is the answer, whatever it looks like
-        choices = [Choice(i, reader=ToolCallReader(names, body.parallel_tool_calls)) for i in range(len(asked))]
+        choices = [
+            Choice(i, reader=ToolCallReader(names, body.parallel_tool_calls), stop_text=self._stop_text(body))
+            for i in range(len(asked))
+        ]
         return ChatAnswer(id_, int(self.clock()), self.served, self.codec, choices, _options(body, body.n)), asked
 
     async def _check_grammar(self, body: Common, request: GenerationRequest) -> None:
@@ -159,7 +162,7 @@ class Routes:
         check_model(body.model, self.served)
         if any(token >= self.codec.vocabulary for token in body.tokens):
             raise PromptError(f"token ids must be below {self.codec.vocabulary}", "tokens")
-        return JSONResponse({"prompt": await asyncio.to_thread(self.codec.decode, body.tokens)})
+        return JSONResponse({"prompt": await asyncio.to_thread(self.codec.decode, body.tokens, True)})
 
     async def page(self) -> Response:
         """GET /: the live page."""
@@ -196,7 +199,14 @@ class Routes:
         }
 
     def _echoes(self, body: CompletionRequest) -> list[str]:
-        return [prompt if isinstance(prompt, str) else self.codec.decode(prompt) for prompt in body.prompt]
+        return [prompt if isinstance(prompt, str) else self.codec.decode(prompt, True) for prompt in body.prompt]
+
+    def _stop_text(self, body: Common) -> Callable[[str | int], str] | None:
+        """How an answer's end is shown: not at all, unless asked for."""
+        if not body.include_stop_str_in_output:
+            return None
+        special = not body.skip_special_tokens
+        return lambda stop: stop if isinstance(stop, str) else self.codec.decode((stop,), special)
 
     async def _respond(
         self, request: Request, body: Common, answer: Answer, asked: list[GenerationRequest]

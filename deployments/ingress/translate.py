@@ -93,6 +93,7 @@ def _sampling(body: Common, codec: Codec, max_tokens: int, grammar: str | None, 
             "logit_bias",
             "min_tokens",
             "ignore_eos",
+            "skip_special_tokens",
         )
     }
     speculation = body.speculation
