@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-from actors.errors import PromptError, PromptTooLongError
+from actors.errors import InvalidSettingError, PromptError, PromptTooLongError
+from actors.text import tool_prompt
 from actors.text.stop_strings import StopMatcher
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -72,6 +73,26 @@ class TextStream:
         return self._matcher.flush() + self._detokeniser.flush()
 
 
+_PROBE = "zqxprobe"
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What a chat template has a place for."""
+
+    tools: bool
+    system: bool
+    calls: bool
+    results: bool
+
+
+def _template_errors() -> tuple[type[Exception], ...]:
+    """What a chat template fails with that cannot be filled."""
+    from jinja2.exceptions import TemplateError
+
+    return (TemplateError, TypeError, KeyError, ValueError)
+
+
 class TextCodec:
     """Encoder and decoder over one transformers tokenizer. Safe to use from several threads."""
 
@@ -125,23 +146,59 @@ class TextCodec:
     def render_chat(
         self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] | None = None
     ) -> str:
-        """The conversation as the model reads it. Raises PromptError like `encode_chat`."""
+        """The conversation as the model reads it. What the template has no place for (tools, calls, their results) is
+        written into the messages.
+
+        Raises PromptError like `encode_chat`, InvalidSettingError when tools cannot be told in any way.
+        """
         if not messages:
             raise PromptError("messages is empty: send at least one message", "messages")
         if not getattr(self._tokenizer, "chat_template", None):
             raise PromptError("this model has no chat template; use /v1/completions", "messages")
-        from jinja2.exceptions import TemplateError
-
+        plain = [_plain(message) for message in messages]
+        if any(message.get("tool_calls") for message in plain) and not self._shows.calls:
+            plain = [tool_prompt.with_written_calls(message) for message in plain]
+        if any(message.get("role") == "tool" for message in plain) and not self._shows.results:
+            plain = [tool_prompt.as_user(message) for message in plain]
+        if tools and not self._shows.tools:
+            if not self._shows.system:
+                raise InvalidSettingError("this model's chat template has no place for tools", "tools")
+            plain, tools = tool_prompt.with_tools(plain, tools), None
         try:
-            rendered: str = self._tokenizer.apply_chat_template(
-                [_plain(message) for message in messages],
-                tools=list(tools) if tools else None,
-                add_generation_prompt=True,
-                tokenize=False,
-            )
-        except (TemplateError, TypeError, KeyError, ValueError) as error:
+            return self._filled(plain, tools)
+        except _template_errors() as error:
             raise PromptError(f"the model's chat template refuses these messages: {error}", "messages") from error
+
+    def _filled(
+        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] | None = None
+    ) -> str:
+        rendered: str = self._tokenizer.apply_chat_template(
+            list(messages), tools=list(tools) if tools else None, add_generation_prompt=True, tokenize=False
+        )
         return rendered
+
+    @cached_property
+    def _shows(self) -> _Shown:
+        """Found out by filling the template with words that can only come from their place."""
+
+        def shown(*messages: dict[str, object], tools: Sequence[Mapping[str, object]] | None = None) -> bool:
+            try:
+                return _PROBE in self._filled(messages, tools)
+            except _template_errors():
+                return False
+
+        user: dict[str, object] = {"role": "user", "content": "x"}
+        function = {"name": _PROBE, "description": "x", "parameters": {"type": "object", "properties": {}}}
+        call = {"id": "call00000", "type": "function", "function": {"name": _PROBE, "arguments": {}}}
+        calling: dict[str, object] = {"role": "assistant", "content": "", "tool_calls": [call]}
+        plain_call = {**call, "function": {"name": "x", "arguments": {}}}
+        result: dict[str, object] = {"role": "tool", "tool_call_id": "call00000", "name": "x", "content": _PROBE}
+        return _Shown(
+            tools=shown(user, tools=[{"type": "function", "function": function}]),
+            system=shown({"role": "system", "content": _PROBE}, user),
+            calls=shown(user, calling, {**result, "content": "x"}),
+            results=shown(user, {**calling, "tool_calls": [plain_call]}, result),
+        )
 
     @cached_property
     def special_tokens(self) -> Mapping[str, int]:

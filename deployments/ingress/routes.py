@@ -148,7 +148,9 @@ class Routes:
             if body.messages is not None:
                 check_messages(len(body.messages), self.served)
                 messages = [message.plain() for message in body.messages]
-                tokens = await asyncio.to_thread(self.codec.encode_chat, messages, None, self.limits.body_bytes)
+                tokens = await asyncio.to_thread(
+                    self.codec.encode_chat, messages, body.tools or None, self.limits.body_bytes
+                )
             else:
                 text, special = body.prompt or "", body.add_special_tokens
                 tokens = await asyncio.to_thread(self.codec.encode, text, self.limits.body_bytes, special)

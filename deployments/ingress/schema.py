@@ -248,15 +248,7 @@ class ChatRequest(Common):
     @field_validator("tools")
     @classmethod
     def _named_functions(cls, value: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        for tool in value:
-            function = tool.get("function")
-            if tool.get("type") != "function" or not isinstance(function, dict):
-                raise ValueError("each tool must be {type: 'function', function: {...}}")
-            if not isinstance(function.get("name"), str) or not function["name"]:
-                raise ValueError("each function needs a name")
-            if not isinstance(function.get("parameters") or {}, dict):
-                raise ValueError("a function's parameters must be a JSON schema")
-        return [{**tool, "function": _without_nulls(tool["function"])} for tool in value]
+        return _checked_tools(value)
 
     @model_validator(mode="after")
     def _scores_fit(self) -> Self:
@@ -277,7 +269,13 @@ class TokenizeRequest(Body):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] = []
     add_special_tokens: bool = True
+
+    @field_validator("tools")
+    @classmethod
+    def _named_functions(cls, value: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return _checked_tools(value)
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:
@@ -291,6 +289,19 @@ class DetokenizeRequest(Body):
 
     model: str | None = None
     tokens: list[Annotated[int, Field(ge=0)]]
+
+
+def _checked_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tools of a chat, without fields that say nothing."""
+    for tool in tools:
+        function = tool.get("function")
+        if tool.get("type") != "function" or not isinstance(function, dict):
+            raise ValueError("each tool must be {type: 'function', function: {...}}")
+        if not isinstance(function.get("name"), str) or not function["name"]:
+            raise ValueError("each function needs a name")
+        if not isinstance(function.get("parameters") or {}, dict):
+            raise ValueError("a function's parameters must be a JSON schema")
+    return [{**tool, "function": _without_nulls(tool["function"])} for tool in tools]
 
 
 def _without_nulls(function: dict[str, Any]) -> dict[str, Any]:

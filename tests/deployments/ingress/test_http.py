@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -366,6 +367,56 @@ async def test_bad_values_name_the_parameter(
     assert set(error) == {"message", "type", "param", "code"}
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
     assert service.requests == []
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/v1/models", "/v1/models/tiny", "/version", "/status", "/"])
+async def test_head_is_get_without_a_body(client: httpx.AsyncClient, path: str) -> None:
+    full, head = await client.get(path), await client.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert int(head.headers["content-length"]) == len(full.content) > 0
+    assert head.headers["content-type"] == full.headers["content-type"]
+
+
+async def test_head_of_what_only_takes_post(client: httpx.AsyncClient) -> None:
+    assert (await client.head("/v1/completions")).status_code == 405
+    assert (await client.head("/nowhere")).status_code == 404
+
+
+def packed(body: dict[str, Any], *, members: int = 1) -> bytes:
+    text = json.dumps(body).encode()
+    size = -(-len(text) // members)
+    return b"".join(gzip.compress(text[i : i + size]) for i in range(0, len(text), size))
+
+
+async def test_packed_bodies_are_understood(client: httpx.AsyncClient) -> None:
+    for name, body in (("gzip", packed(chat())), ("GZIP", packed(chat(), members=3)), ("x-gzip", packed(chat()))):
+        got = await client.post("/v1/chat/completions", content=body, headers={"content-encoding": name})
+        assert got.json()["choices"][0]["message"]["content"] == "Hello wörld"
+    plain = await client.post("/v1/chat/completions", json=chat(), headers={"content-encoding": "identity"})
+    assert plain.status_code == 200
+
+
+async def test_packed_bodies_have_the_same_limit(client: httpx.AsyncClient) -> None:
+    """A gigabyte of blanks in a megabyte: no more than the limit of 200,000 bytes is unpacked."""
+    piece = gzip.compress(b" " * 100_000)
+    got = await client.post(
+        "/v1/chat/completions", content=piece + piece + packed(chat()), headers={"content-encoding": "gzip"}
+    )
+    assert got.status_code == 413
+    bomb = gzip.compress(b" " * 100_000_000, 9)
+    assert len(bomb) < 200_000
+    got = await client.post("/v1/chat/completions", content=bomb, headers={"content-encoding": "gzip"})
+    assert got.status_code == 413
+
+
+async def test_what_cannot_be_unpacked(client: httpx.AsyncClient) -> None:
+    for name in ("br", "zstd", "deflate", "gzip, gzip"):
+        got = await client.post("/v1/chat/completions", content=b"x", headers={"content-encoding": name})
+        assert (got.status_code, got.headers["accept-encoding"]) == (415, "gzip, identity")
+    for body in (b"{}", packed(chat())[:-9], packed(chat()) + b"more"):
+        got = await client.post("/v1/chat/completions", content=body, headers={"content-encoding": "gzip"})
+        assert got.status_code == 400
+        assert "gzip" in got.json()["error"]["message"]
 
 
 DEFAULTS = {
