@@ -45,8 +45,8 @@ class IngressReplica:
     async def __serve_build_asgi_app__(self) -> FastAPI:
         facts = await asyncio.to_thread(factory.text_facts, self._config)
         vocabulary = await asyncio.to_thread(factory.target_fingerprint, self._config)
-        served = _served(self._config, facts.context, vocabulary)
-        limits, gate = _limits(self._config.ingress), _gate(self._config.ingress)
+        served = _served(self._config, facts.context, facts.vocabulary, vocabulary)
+        limits, gate = _limits(self._config), _gate(self._config.ingress)
         context = serve.get_replica_context()
         replica = context.replica_id.unique_id
         service: Service
@@ -81,14 +81,19 @@ class IngressReplica:
             self._own.check()
 
 
-def _limits(settings: Ingress) -> HttpLimits:
+def _limits(config: DeploymentConfig) -> HttpLimits:
+    settings, target = config.ingress, config.target
+    replicas = target.replicas if target.autoscaling is None else target.autoscaling.min_replicas
     if settings.access_log:
         access_log.setLevel(logging.INFO)
         if not access_log.handlers:
             access_log.addHandler(logging.StreamHandler())
             access_log.propagate = False
     return HttpLimits(
-        body_bytes=settings.max_body_bytes, cors_origins=settings.cors_origins, access_log=settings.access_log
+        body_bytes=settings.max_body_bytes,
+        cors_origins=settings.cors_origins,
+        access_log=settings.access_log,
+        at_once=target.settings.slots * max(1, replicas),
     )
 
 
@@ -101,7 +106,7 @@ def _batch_folder(config: DeploymentConfig) -> Path | None:
     return None if folder is None else Path(folder).expanduser() / config.name
 
 
-def _served(config: DeploymentConfig, context: int, vocabulary: str) -> Served:
+def _served(config: DeploymentConfig, context: int, ids: int, vocabulary: str) -> Served:
     try:
         release = version("outrider")
     except PackageNotFoundError:  # run from a source tree on PYTHONPATH
@@ -114,5 +119,6 @@ def _served(config: DeploymentConfig, context: int, vocabulary: str) -> Served:
         created=created,
         version=release,
         vocabulary=vocabulary,
+        ids=ids,
         closed_schemas=config.ingress.closed_schemas,
     )

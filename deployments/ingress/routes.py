@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -16,9 +15,10 @@ from typing import TypeVar
 from fastapi import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
-from actors.errors import OutriderError, PromptError, PromptTooLongError, UnavailableError
+from actors.errors import InvalidSettingError, PromptError, PromptTooLongError, UnavailableError
 from actors.messages import Delta, GenerationRequest
-from deployments.ingress import error_responses
+from actors.orchestrator.admission import Admission
+from deployments.ingress.answer_events import events
 from deployments.ingress.auth import Tenant
 from deployments.ingress.choice import Choice
 from deployments.ingress.grammar_check import GrammarCheck
@@ -28,13 +28,16 @@ from deployments.ingress.request_body import Body, parse, validated
 from deployments.ingress.responses import Answer, ChatAnswer, CompletionAnswer, Options
 from deployments.ingress.schema import ChatRequest, Common, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from deployments.ingress.service import Codec, Served, Service
-from deployments.ingress.streams import EventStream, merged, while_connected
+from deployments.ingress.streams import EventStream, merged, while_connected, with_pauses
+from deployments.ingress.structured_output import forced_tools, tool_grammar
 from deployments.ingress.tool_calls import ToolCallReader
 from deployments.ingress.translate import chat_requests, check_messages, check_model, completion_requests, grammar_param
+from deployments.ingress.waves import LONGEST_S, Waves
 
 BATCH_PRIORITY = -10
 """Of requests of a batch that name none: what people wait for goes first."""
-DONE = b"data: [DONE]\n\n"
+MOST_TOOLS_TRIED = 64
+"""When one of many tools cannot be followed, so many are tried one by one to say which."""
 PAGE_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
 """The page is one file and talks to its own server only."""
 B = TypeVar("B", bound=Body)
@@ -49,12 +52,16 @@ class HttpLimits:
     body_bytes: the longest body; more is refused unread. body_s: within so many seconds it must have come.
     cors_origins: pages of these origins may call from browsers.
     access_log: one line of JSON per request, without keys and prompts.
+    at_once: so many answers of one request are generated at a time, the others after them; None generates all.
+    comment_s: a stream in which nothing was said for so long says so in a comment.
     """
 
     body_bytes: int = 4 * 1024 * 1024
     body_s: float = BODY_LIMIT_S
     cors_origins: tuple[str, ...] = ()
     access_log: bool = False
+    at_once: int | None = None
+    comment_s: float = 5.0
 
 
 @dataclass(slots=True)
@@ -127,9 +134,27 @@ class Routes:
         return ChatAnswer(id_, int(self.clock()), self.served, self.codec, choices, _options(body, body.n)), asked
 
     async def _check_grammar(self, body: Common, request: GenerationRequest) -> None:
-        """All choices of a request share one grammar."""
-        if request.sampling.grammar is not None:
-            await self.grammars.check(request.sampling.grammar, grammar_param(body))
+        """All choices of a request share one grammar. Raises InvalidSettingError that names the tool at fault."""
+        if request.sampling.grammar is None:
+            return
+        param = grammar_param(body)
+        try:
+            await self.grammars.check(request.sampling.grammar, param)
+        except InvalidSettingError as error:
+            if isinstance(body, ChatRequest) and param == "tools":
+                await self._name_tool(body)
+            raise error
+
+    async def _name_tool(self, body: ChatRequest) -> None:
+        """Raises InvalidSettingError for the first tool whose parameters by themselves cannot be followed."""
+        for function in forced_tools(body.tools, body.tool_choice)[:MOST_TOOLS_TRIED]:
+            tool = {"type": "function", "function": function}
+            alone = tool_grammar([tool], "required", self.served.closed_schemas)
+            assert alone is not None
+            try:
+                await self.grammars.check(alone, "tools")
+            except InvalidSettingError as error:
+                raise InvalidSettingError(f"tool {function['name']!r}: {error.message}", "tools") from error
 
     async def models(self) -> Response:
         """GET /v1/models."""
@@ -215,17 +240,18 @@ class Routes:
     ) -> Response:
         deltas = self._deltas(request.state.tenant, body, asked)
         if body.stream:
-            return await self._stream(request, answer, deltas)
+            return await self._stream(request, answer, deltas, asked)
         await while_connected(request, self._collect(answer, deltas))
         return JSONResponse(answer.whole())
 
     async def _deltas(self, tenant: Tenant, body: Common, asked: list[GenerationRequest]) -> Deltas:
         """What the service says, once the request's turn has come; the turn ends with the answer."""
-        spent = 0
-        async with self.gate.admit(tenant, body.priority, len(asked), body.timeout_s):
-            owned = [replace(one, owner=tenant.name) for one in asked]
-            streams: list[AsyncIterator[Delta]] = [self.service.generate(one) for one in owned]
-            deltas = merged(streams)
+        spent, at_once = 0, self.limits.at_once
+        weight = len(asked) if at_once is None else min(len(asked), at_once)
+        async with self.gate.admit(tenant, body.priority, weight, body.timeout_s):
+            waves = Waves(self.service, LONGEST_S if body.timeout_s is None else body.timeout_s)
+            streams = [waves.generate(replace(one, owner=tenant.name)) for one in asked]
+            deltas = merged(streams, at_once)
             try:
                 async for index, delta in deltas:
                     spent += len(delta.tokens) + (delta.usage.prompt_tokens if delta.usage else 0)
@@ -241,36 +267,31 @@ class Routes:
         finally:
             await deltas.aclose()
 
-    async def _stream(self, request: Request, answer: Answer, deltas: Deltas) -> Response:
-        """The first delta is awaited before the status line goes out, so that a refusal is a refusal."""
+    async def _stream(
+        self, request: Request, answer: Answer, deltas: Deltas, asked: list[GenerationRequest]
+    ) -> Response:
+        """The first delta is awaited before the status line goes out, so that a refusal is a refusal.
+
+        Where that takes long, comments keep the connection in use; what would be refused later is then found out here.
+        """
+        source = with_pauses(deltas, self.limits.comment_s)
         try:
-            first = await while_connected(request, anext(deltas))
+            first = await while_connected(request, anext(source))
+            if first is None:
+                await self._check_prompts(asked)
         except BaseException:
-            await deltas.aclose()
+            await source.aclose()
             raise
-        return EventStream(_events(answer, first, deltas))
+        return EventStream(events(answer, first, source))
 
-
-async def _events(answer: Answer, first: tuple[int, Delta], deltas: Deltas) -> AsyncGenerator[bytes, None]:
-    try:
-        try:
-            yield _event(answer.chunks(*first))
-            async for index, delta in deltas:
-                chunks = answer.chunks(index, delta)
-                if chunks:
-                    yield _event(chunks)
-            yield _event(answer.usage_chunk()) + DONE
-        except Exception as error:
-            if not isinstance(error, OutriderError):
-                error_responses.logger.error("a stream failed", exc_info=error)
-            yield _event([error_responses.error_body(error)]) + DONE
-    finally:
-        await deltas.aclose()
-
-
-def _event(chunks: list[dict[str, object]]) -> bytes:
-    """Chunks of one delta as one write."""
-    return b"".join(b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n" for chunk in chunks)
+    async def _check_prompts(self, asked: list[GenerationRequest]) -> None:
+        """Raises RequestError for what the orchestrator would refuse when its turn has come."""
+        admission = Admission(self.codec, self.served.ids, self.served.context)
+        distinct = (
+            asked[:1] if asked[0].messages is not None else {(one.text, one.tokens): one for one in asked}.values()
+        )
+        for one in distinct:
+            await admission.admit(one)
 
 
 @contextlib.contextmanager

@@ -51,6 +51,8 @@ class Served:
     vocabulary: str = ""
     """Fingerprint of the target's vocabulary (cluster.models.references.vocabulary_fingerprint); empty where there
     is none."""
+    ids: int = 2**31
+    """Token ids are below this."""
     closed_schemas: bool = True
     """Whether objects of a client's JSON schema hold only the keys that it names, where it says nothing else."""
 

@@ -369,6 +369,16 @@ async def test_bad_values_name_the_parameter(
     assert service.requests == []
 
 
+async def test_the_tool_at_fault_is_named(client: httpx.AsyncClient) -> None:
+    bad = {"type": "object", "properties": {"zip": {"type": "string", "pattern": "^(?!0)"}}}
+    named = {"type": "function", "function": {"name": "mail", "parameters": bad}}
+    got = await client.post("/v1/chat/completions", json=chat(tools=[TOOL, named], tool_choice="required"))
+    error = got.json()["error"]
+    assert (got.status_code, error["param"]) == (400, "tools")
+    assert error["message"].startswith("tool 'mail': ")
+    assert "look-ahead" in error["message"] or "regex" in error["message"]
+
+
 @pytest.mark.parametrize("path", ["/health", "/ready", "/v1/models", "/v1/models/tiny", "/version", "/status", "/"])
 async def test_head_is_get_without_a_body(client: httpx.AsyncClient, path: str) -> None:
     full, head = await client.get(path), await client.head(path)
