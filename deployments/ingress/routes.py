@@ -21,7 +21,8 @@ from actors.orchestrator.admission import Admission
 from deployments.ingress.answer_events import events
 from deployments.ingress.auth import Tenant
 from deployments.ingress.choice import Choice
-from deployments.ingress.grammar_check import GrammarCheck
+from deployments.ingress.grammars.grammar_check import GrammarCheck
+from deployments.ingress.grammars.structured_output import forced_tools, tool_grammar
 from deployments.ingress.middleware import BODY_LIMIT_S, read_body
 from deployments.ingress.rate_limit import RequestGate
 from deployments.ingress.request_body import Body, parse, validated
@@ -29,7 +30,6 @@ from deployments.ingress.responses import Answer, ChatAnswer, CompletionAnswer, 
 from deployments.ingress.schema import ChatRequest, Common, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from deployments.ingress.service import Codec, Served, Service
 from deployments.ingress.streams import EventStream, merged, while_connected, with_pauses
-from deployments.ingress.structured_output import forced_tools, tool_grammar
 from deployments.ingress.tool_calls import ToolCallReader
 from deployments.ingress.translate import chat_requests, check_messages, check_model, completion_requests, grammar_param
 from deployments.ingress.waves import LONGEST_S, Waves

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from actors.errors import InvalidSettingError, PromptTooLongError, UnknownModelError
 from actors.messages import GenerationRequest, extend_key
 from actors.settings import SamplingSettings
+from deployments.ingress.grammars.structured_output import response_grammar, structured_grammar, tool_grammar
 from deployments.ingress.schema import ChatRequest, Common, CompletionRequest
 from deployments.ingress.service import Codec, Served
-from deployments.ingress.structured_output import response_grammar, structured_grammar, tool_grammar
 
 COMPLETION_TOKENS = 16
 """max_tokens of /v1/completions when absent, as OpenAI has it; a chat answer may fill the context."""

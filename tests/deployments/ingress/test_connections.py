@@ -150,8 +150,8 @@ async def test_http_1_0_gets_no_chunks(server: tuple[Reciter, int]) -> None:
 async def test_a_body_lost_to_an_offered_upgrade_is_explained(server: tuple[Reciter, int]) -> None:
     """As the JDK's client sends it, and curl --http2; GET loses nothing."""
     _, port = server
-    offer = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAAQCAAAAAAIAAAAA")
-    got = await talk(port, post(ask(), *offer) + b"", b"")
+    offer = ("connection: close, Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAAQCAAAAAAIAAAAA")
+    got = await talk(port, post(ask(), *offer))
     assert b" 400 " in got.split(b"\r\n")[0]
     assert b"upgrade_not_supported" in got
     assert await answers(port)

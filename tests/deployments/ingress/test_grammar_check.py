@@ -10,8 +10,8 @@ import pytest
 from llguidance import LLMatcher
 
 from actors.errors import InvalidSettingError, OverloadedError, UnavailableError
-from deployments.ingress import grammar_check
-from deployments.ingress.grammar_check import GrammarCheck
+from deployments.ingress.grammars import grammar_check
+from deployments.ingress.grammars.grammar_check import GrammarCheck
 
 ENDLESS = LLMatcher.grammar_from_json_schema(
     json.dumps({"allOf": [{"type": "string", "pattern": f".*{letter}.*"} for letter in "abcdefghijklmnopqrstuvwxyz"]})

@@ -10,7 +10,7 @@ from small_model import CODEC
 
 from actors.algorithms.grammar import GrammarCompiler
 from actors.errors import InvalidSettingError
-from deployments.ingress.structured_output import response_grammar, structured_grammar, tool_grammar
+from deployments.ingress.grammars.structured_output import response_grammar, structured_grammar, tool_grammar
 
 COMPILER = GrammarCompiler(CODEC._tokenizer.backend_tokenizer.to_str(), CODEC.vocabulary, (0,))
 

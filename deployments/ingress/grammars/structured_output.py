@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from actors.errors import InvalidSettingError
-from deployments.ingress.json_schemas import closed, rebased, without_annotations
+from deployments.ingress.grammars.json_schemas import closed, rebased, without_annotations
 
 MAX_GRAMMAR_CHARACTERS = 256 * 1024
 MAX_ALTERNATIVES = 1024
@@ -140,7 +140,7 @@ def _prepared(schema: dict[str, Any] | bool, close: bool, param: str, whose: str
 def _from_schema(schema: dict[str, Any] | bool, param: str) -> str:
     from llguidance import LLMatcher
 
-    text = json.dumps(schema)
+    text = json.dumps(schema if isinstance(schema, dict) else {"allOf": [schema]})  # options need an object
     if len(text) > MAX_GRAMMAR_CHARACTERS:
         raise InvalidSettingError(f"the schema has {len(text)} characters; at most {MAX_GRAMMAR_CHARACTERS}", param)
     return _bounded(LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITE_SPACE}), param)
