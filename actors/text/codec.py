@@ -205,6 +205,16 @@ class TextCodec:
         """Special tokens by how they are written."""
         return {str(content): id_ for id_, content in self._added.items() if id_ in self._special}
 
+    def describe(self) -> dict[str, object]:
+        """What a client must know to use this tokenizer from afar, in the words of tokenizer_config.json."""
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
+        return {
+            "tokenizer_class": type(self._tokenizer).__name__,
+            **{name: getattr(self._tokenizer, name, None) for name in names},
+            "chat_template": getattr(self._tokenizer, "chat_template", None),
+            "vocab_size": self.vocabulary,
+        }
+
     def decode(self, tokens: Sequence[int], special: bool = False) -> str:
         """Text of `tokens`, without special tokens unless asked for."""
         stream = self.stream((), (), special=special)

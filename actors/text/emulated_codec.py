@@ -55,6 +55,10 @@ class EmulatedCodec:
         """There are none."""
         return {}
 
+    def describe(self) -> dict[str, object]:
+        """See TextCodec."""
+        return {"tokenizer_class": type(self).__name__, "vocab_size": self.vocabulary}
+
     def decode(self, tokens: Sequence[int], special: bool = False) -> str:
         """Text of `tokens`."""
         return "".join(map(self._text, tokens))

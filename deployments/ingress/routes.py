@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,7 +31,7 @@ from deployments.ingress.responses import Answer, ChatAnswer, CompletionAnswer, 
 from deployments.ingress.schema import ChatRequest, Common, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from deployments.ingress.service import Codec, Served, Service
 from deployments.ingress.streams import EventStream, merged, while_connected, with_pauses
-from deployments.ingress.tool_calls import ToolCallReader
+from deployments.ingress.tools.tool_calls import ToolCallReader
 from deployments.ingress.translate import chat_requests, check_messages, check_model, completion_requests, grammar_param
 from deployments.ingress.waves import LONGEST_S, Waves
 
@@ -38,7 +39,9 @@ BATCH_PRIORITY = -10
 """Of requests of a batch that name none: what people wait for goes first."""
 MOST_TOOLS_TRIED = 64
 """When one of many tools cannot be followed, so many are tried one by one to say which."""
-PAGE_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
+PAGE_POLICY = (
+    "default-src 'none'; img-src data:; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
+)
 """The page is one file and talks to its own server only."""
 B = TypeVar("B", bound=Body)
 Deltas = AsyncGenerator[tuple[int, Delta], None]
@@ -54,6 +57,7 @@ class HttpLimits:
     access_log: one line of JSON per request, without keys and prompts.
     at_once: so many answers of one request are generated at a time, the others after them; None generates all.
     comment_s: a stream in which nothing was said for so long says so in a comment.
+    guards_browsers: refuse pages of other sites; is_loopback: and names that are not this machine's.
     """
 
     body_bytes: int = 4 * 1024 * 1024
@@ -62,6 +66,8 @@ class HttpLimits:
     access_log: bool = False
     at_once: int | None = None
     comment_s: float = 5.0
+    guards_browsers: bool = False
+    is_loopback: bool = False
 
 
 @dataclass(slots=True)
@@ -116,7 +122,10 @@ class Routes:
         await self._check_grammar(body, asked[0])
         echoes = await asyncio.to_thread(self._echoes, body) if body.echo else [""] * len(body.prompt)
         candidates = len(asked) // len(body.prompt)
-        choices = [Choice(i, echo=echoes[i // candidates], stop_text=self._stop_text(body)) for i in range(len(asked))]
+        choices = [
+            Choice(i, piece=self.codec.piece, echo=echoes[i // candidates], stop_text=self._stop_text(body))
+            for i in range(len(asked))
+        ]
         options = _options(body, candidates, kept=body.n)
         return CompletionAnswer(id_, int(self.clock()), self.served, self.codec, choices, options), asked
 
@@ -127,8 +136,9 @@ class Routes:
         names = [tool["function"]["name"] for tool in body.tools]
         if body.tool_choice == "none" or (asked[0].sampling.grammar and grammar_param(body) != "tools"):
             names = []  # what a grammar of its own shapes is the answer, whatever it looks like
+        reader = partial(ToolCallReader, names, body.parallel_tool_calls)
         choices = [
-            Choice(i, reader=ToolCallReader(names, body.parallel_tool_calls), stop_text=self._stop_text(body))
+            Choice(i, piece=self.codec.piece, reader=reader(), stop_text=self._stop_text(body))
             for i in range(len(asked))
         ]
         return ChatAnswer(id_, int(self.clock()), self.served, self.codec, choices, _options(body, body.n)), asked
@@ -183,6 +193,10 @@ class Routes:
             raise PromptTooLongError(error.message, "prompt" if body.messages is None else "messages") from error
         return JSONResponse({"tokens": list(tokens), "count": len(tokens), "max_model_len": self.served.context})
 
+    async def tokenizer_info(self) -> Response:
+        """GET /tokenizer_info: special tokens and chat template, as lm-evaluation-harness asks for them."""
+        return JSONResponse(self.codec.describe())
+
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize: text of ids."""
         body = await self.read(request, DetokenizeRequest)
@@ -222,6 +236,7 @@ class Routes:
             "max_model_len": self.served.context,
             "rule": self.served.rule,
             "exact": self.served.exact,
+            "default_sampling": {"temperature": 1.0, **self.served.sampling},
             **({"vocabulary_fingerprint": self.served.vocabulary} if self.served.vocabulary else {}),
         }
 

@@ -95,6 +95,7 @@ def _sampling(body: Common, codec: Codec, max_tokens: int, grammar: str | None, 
             "ignore_eos",
             "skip_special_tokens",
         )
+        if name in body.model_fields_set  # the orchestrator knows what the model gives to those that do not say it
     }
     speculation = body.speculation
     try:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from deployments.ingress.tool_calls import ToolCallReader
+from deployments.ingress.tools.tool_calls import ToolCallReader
 
 NAMES = ("weather", "time")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from deployments.ingress.call_scanner import BLANK, CallScanner, ToolCall, calls_in
+from deployments.ingress.tools.call_scanner import BLANK, CallScanner, ToolCall, calls_in
 
 __all__ = ["ToolCall", "ToolCallReader"]
 
