@@ -1,9 +1,9 @@
 """What the committed demo draft is worth: the figures of the README, on prompts that it was not trained on.
 
-    python -m benchmarks.draft                      # about ten minutes of one core
-    python -m benchmarks.draft --prompts 8          # a rougher look
-    python -m benchmarks.draft --draft PATH         # a draft that `outrider distill` made for the demo target
-    python -m benchmarks.draft --compare            # every rule and temperature against early exit and prompt lookup
+    python -m benchmarks draft                      # about ten minutes of one core
+    python -m benchmarks draft --prompts 8          # a rougher look
+    python -m benchmarks draft --draft PATH         # a draft that `outrider distill` made for the demo target
+    python -m benchmarks draft --compare            # every rule and temperature against early exit and prompt lookup
 
 Greedy agreement runs along the target's greedy answers to all held-out prompts. Acceptance is that of the real
 engines taking turns, a chain of `--lookahead` draft tokens and then a pass: per tested token, and as tokens committed
@@ -14,9 +14,7 @@ unless the draft commits more tokens per pass than either, by more than chance (
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +27,9 @@ from actors.engines.transformers.slots import SlotRow
 from actors.engines.transformers.target import TransformersTarget
 from actors.settings import DraftSettings, Rule, TargetSettings
 from actors.text.codec import TextCodec
-from benchmarks.cpu_block import provenance
+from benchmarks.support import options
+from benchmarks.support.goals import Goal, print_goals
+from benchmarks.support.provenance import heading
 from cluster.distillation.appraisal import RULES
 from cluster.distillation.evaluation import Acceptance, acceptance, agreement, is_better, measure
 from cluster.distillation.prompts import Ids, read_prompts
@@ -93,8 +93,8 @@ def compare(target: CausalLM, draft: CausalLM, early: CausalLM, prompts: Sequenc
     return best
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: Sequence[str]) -> int:
+    parser = options.parser("draft", __doc__)
     parser.add_argument("--draft", default=references.DEMO_DRAFT, help="a draft for the demo target")
     parser.add_argument("--prompts", type=int, default=64, help="held-out prompts for the agreement")
     parser.add_argument("--tokens", type=int, default=64, help="longest greedy answer, for the agreement")
@@ -104,26 +104,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=15, help="repetitions of a timed step")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--compare", action="store_true", help="with drafts that need no training, and nothing else")
-    options = parser.parse_args(argv)
-    torch.set_num_threads(options.threads)
-    print(provenance(f"{options.draft} for {references.DEMO_TARGET}"))
+    given = parser.parse_args(argv)
+    torch.set_num_threads(given.threads)
+    print(heading(f"{given.draft} for {references.DEMO_TARGET}"))
 
     tokenizer = references.load_tokenizer(references.DEMO_TARGET)
-    held = read_prompts(HELD_PROMPTS, TextCodec(tokenizer), 512, chat=True)[: options.prompts]
-    target, draft = weights.load_model(references.DEMO_TARGET), weights.load_model(options.draft)
-    agreed = agreement(target, draft, held, options.tokens)
+    held = read_prompts(HELD_PROMPTS, TextCodec(tokenizer), 512, chat=True)[: given.prompts]
+    target, draft = weights.load_model(references.DEMO_TARGET), weights.load_model(given.draft)
+    agreed = agreement(target, draft, held, given.tokens)
     print(
         f"\ngreedy agreement {agreed.share:.4f} ± {agreed.error:.4f} "
         f"({agreed.tokens} tokens of {len(held)} held-out prompts)\n"
     )
 
-    chosen, common = held[: options.sequences], {"tokens": options.length, "lookahead": options.lookahead}
+    chosen, common = held[: given.sequences], {"tokens": given.length, "lookahead": given.lookahead}
     early = weights.load_model(references.DEMO_TARGET, layers=int(draft.module.config.num_hidden_layers))
-    print(
-        f"{len(chosen)} held-out prompts, {options.length} tokens each, {options.lookahead} drafted per pass, in turn"
-    )
+    print(f"{len(chosen)} held-out prompts, {given.length} tokens each, {given.lookahead} drafted per pass, in turn")
     print("accepted per tested token, and tokens per pass, each with its standard error")
-    if options.compare:
+    if given.compare:
         return 0 if compare(target, draft, early, chosen, common) else 1
     for rule, temperature in RULES:
         found = acceptance(target, draft, chosen, rule=rule, temperature=temperature, **common)
@@ -132,20 +130,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{'early exit, temperature 0':<34}{shown(acceptance(target, early, chosen, **greedy))}", flush=True)
     print(f"{'prompt lookup, temperature 0':<34}{shown(lookup_acceptance(target, chosen, **greedy))}", flush=True)
 
-    half = weights.load_model(options.draft, dtype="bfloat16")
-    print(f"\nms, median of {options.rounds}, {CONTEXT} tokens before it; in brackets times a target pass of one token")
-    base = step_seconds(target, 1, options.rounds)
+    half = weights.load_model(given.draft, dtype="bfloat16")
+    print(f"\nms, median of {given.rounds}, {CONTEXT} tokens before it; in brackets times a target pass of one token")
+    base = step_seconds(target, 1, given.rounds)
     print(f"target pass, 1 token              {base * 1e3:6.1f}")
+    best = 0.0
     for name, model in (("float32", draft), ("bfloat16", half)):
         for rows in (1, 8):
-            seconds = step_seconds(model, rows, options.rounds)
+            seconds = step_seconds(model, rows, given.rounds)
             print(
                 f"draft step, {name}, {rows} row{'s' if rows > 1 else ''}".ljust(34)
                 + f"{seconds * 1e3:6.1f}  (1/{base / seconds:.1f})"
             )
-
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            best = max(best, base / seconds if rows == 1 else 0.0)
+    print()
+    return print_goals(
+        [
+            Goal("greedy agreement on held-out prompts", agreed.share, 0.55),
+            Goal("draft steps of one row in the time of a target pass", best, 8.0),
+        ]
+    )

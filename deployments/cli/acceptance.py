@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.errors import ConfigError
+from deployments.cli.options import DEFAULT_URL, AsJson, Key, Url, client_of
 
 if TYPE_CHECKING:
     from cluster.distillation.evaluation import Acceptance
@@ -22,10 +23,8 @@ def acceptance(
     prompts: Annotated[Path, typer.Option(help="One prompt per line, or .json/.jsonl.", show_default=False)],
     target: Annotated[str | None, typer.Argument(help="The target's model.", show_default=False)] = None,
     draft: Annotated[str | None, typer.Argument(help="The draft's model.", show_default=False)] = None,
-    url: Annotated[
-        str, typer.Option(help="Without models: the server whose draft is measured.", envvar="OUTRIDER_URL")
-    ] = "http://127.0.0.1:8000",
-    key: Annotated[str | None, typer.Option(help="API key.", envvar="OUTRIDER_API_KEY")] = None,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 64,
     temperature: Annotated[float, typer.Option(min=0, max=10)] = 1.0,
     lookahead: Annotated[int, typer.Option(min=1, max=64, help="Draft tokens per pass (with models).")] = 4,
@@ -34,7 +33,7 @@ def acceptance(
     ] = None,
     plot: Annotated[Path, typer.Option(help="Where the plot is saved (with models).")] = Path("acceptance.png"),
     concurrency: Annotated[int, typer.Option(min=1, help="Answers at once (without models).")] = 4,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure a pair of models under every rule; without models, what a running server's draft achieves."""
     if (target is None) != (draft is None):
@@ -137,10 +136,8 @@ def save_plot(overlap: Overlap, rules: Sequence[Acceptance], path: Path) -> bool
 def _of_server(
     prompts: Path, url: str, key: str | None, tokens: int, temperature: float, concurrency: int, as_json: bool
 ) -> None:
-    from deployments.client.client import connect
-
     asked = [[{"role": "user", "content": text}] for text in read_texts(prompts)]
-    with connect(url, key=key) as client:
+    with client_of(url, key) as client:
         results = client.generate(
             asked, concurrency=concurrency, max_tokens=tokens, temperature=temperature, errors="raise"
         )

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from actors.errors import ConfigError, OutriderError, PromptError
-
-DEFAULT_URL = "http://127.0.0.1:8000"
+from deployments.client import DEFAULT_URL
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

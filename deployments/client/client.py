@@ -20,6 +20,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from actors.errors import ConfigError, InvalidSettingError, OutriderError, OverloadedError, UnavailableError
 from actors.messages import Delta, GenerationRequest
+from deployments.client import DEFAULT_URL
 from deployments.client.http_service import HttpService, check_ray_address
 from deployments.client.journal import Journal, digest
 from deployments.client.progress import Progress, progress_for
@@ -27,7 +28,6 @@ from deployments.client.request_builder import Prompt, asked_of, named, request_
 from deployments.client.results import Result
 from deployments.ingress.service import Answering, Service
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 LONGEST_PAUSE_S = 20.0
 T = TypeVar("T")
 
