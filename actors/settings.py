@@ -91,6 +91,7 @@ class LookaheadSettings(Settings):
     """How many draft tokens of each sequence a pass verifies."""
 
     mode: Literal["adaptive", "fixed", "scheduled"] = "adaptive"
+    """adaptive: by measured costs and calibrated confidences. scheduled: by batch size. fixed: `maximum`."""
     maximum: Annotated[int, Field(ge=0, le=64)] = 8
     """Upper bound in every mode, and the value itself in fixed mode. 0 turns speculation off."""
     schedule: dict[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0)]] = {}
@@ -136,16 +137,21 @@ class TargetSettings(Settings):
     """Sequences that may wait for a slot; one more is refused."""
     lookahead: LookaheadSettings = LookaheadSettings()
     rule: Rule = "coupled"
+    """The acceptance rule; a deployment sets it once, at its top."""
 
 
 class DraftSettings(Settings):
     """One draft replica's engine, whatever its kind."""
 
     slots: Annotated[int, Field(ge=1, le=4096)] = 32
+    """Sequences followed at once; each owns one preallocated KV slot."""
     context: Annotated[int, Field(ge=8)] = 2048
+    """Positions per slot; at least the target's."""
     prefill_chunk: Annotated[int, Field(ge=1)] = 256
+    """Most prompt tokens in one step, over all sequences."""
     tree: TreeSettings = TreeSettings()
     rule: Rule = "coupled"
+    """The acceptance rule; a deployment sets it once, at its top."""
     support: Annotated[int, Field(ge=1, le=256)] = 32
     """Ids of q sent with each draft token under the probabilistic rules."""
 

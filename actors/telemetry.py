@@ -133,5 +133,5 @@ class MemoryRecorder:
         self.counts[key] += 1
 
     def total(self, metric: Metric) -> float:
-        """Sum over all tags."""
-        return sum(value for (name, _), value in self.sums.items() if name == metric.name)
+        """Sum over all tags. Other threads may record meanwhile."""
+        return sum(value for (name, _), value in list(self.sums.items()) if name == metric.name)

@@ -48,7 +48,9 @@ BENCHMARKS: dict[str, Benchmark] = {
         "proof_model", "1,000 prompts of a real model, speculation on against off", "none differs"
     ),
     "draft": Benchmark(
-        "draft", "the demo draft on held-out prompts", "greedy agreement 0.55, a step 1/8 of a target pass"
+        "draft",
+        "the demo draft on prompts of no training source, by kind",
+        "greedy agreement 0.55, a step 1/8 of a target pass",
     ),
     "algorithms": Benchmark("algorithms", "the acceptance rules' share of a target pass", "5 %"),
     "cpu-block": Benchmark("cpu_block", "a target pass of a few tokens on a CPU, next to one of one token"),

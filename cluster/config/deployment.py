@@ -33,9 +33,13 @@ class Autoscaling(Settings):
     """Bounds and pace of one tier's replicas."""
 
     min_replicas: Annotated[int, Field(ge=0)] = 1
+    """Fewest replicas; 0 is for drafts only."""
     max_replicas: Annotated[int, Field(ge=1)] = 4
+    """Most replicas."""
     upscale_delay_s: Seconds = 10.0
+    """How long the policy must ask for more replicas before one is added."""
     downscale_delay_s: Seconds = 120.0
+    """How long the policy must ask for fewer before one goes."""
     look_back_s: PositiveSeconds = LOOK_BACK_S
     """Over how long the policies see means of what replicas report; a cluster's replicas report every
     RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S (5 s where `outrider` starts it, 10 s where nothing is set)."""
@@ -51,9 +55,13 @@ class Resources(Settings):
     """What one replica of a tier takes from a node (one rank of it, when tensor parallel)."""
 
     num_cpus: Annotated[float, Field(ge=0)] = 1.0
+    """CPU cores, as Ray counts them."""
     num_gpus: Annotated[float, Field(ge=0)] = 0.0
+    """GPUs, as Ray counts them; a fraction shares one."""
     memory_gib: Annotated[float, Field(ge=0)] = 0.0
+    """Memory that Ray sets aside; 0 sets none aside."""
     accelerator_type: str | None = None
+    """Ray's name of a GPU type, for example `H100`."""
     labels: dict[str, str] = {}
     """Ray node labels that the node must carry."""
     threads: Annotated[int, Field(ge=1)] | None = None
@@ -68,6 +76,7 @@ class Health(Settings):
     """When a replica's actor is taken for dead and replaced."""
 
     period_s: PositiveSeconds = 2.0
+    """How often the replica looks after its actor."""
     ping_timeout_s: PositiveSeconds = 10.0
     """It does not answer for this long."""
     stuck_after_s: PositiveSeconds = 60.0
@@ -82,6 +91,7 @@ class Tier(Settings):
 
     resources: Resources = Resources()
     replicas: Annotated[int, Field(ge=0)] = 1
+    """How many, where the tier does not scale by itself."""
     autoscaling: Autoscaling | None = None
     """Replaces `replicas` when given."""
     health: Health = Health()
@@ -93,11 +103,13 @@ class TargetTier(Tier):
     """The model whose words are served."""
 
     engine: Literal["transformers", "vllm", "emulated"] = "transformers"
+    """What runs the target: any model of transformers, vLLM on GPUs, or emulated hardware."""
     model: str = "demo:smollm2-135m"
     """A local path, a hub id, `demo:...`, or `emulated:...`."""
     dtype: Dtype | Literal["auto"] = "float32"
     """`auto`, for vLLM only, is the checkpoint's own: right for quantised ones."""
     tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
+    """Ranks that share one copy of the model."""
     engine_kwargs: dict[str, Any] = {}
     """Passed to the engine as they are: for vLLM its own arguments, for example `quantization`,
     `gpu_memory_utilization`, or `distributed_executor_backend: ray` for ranks on several nodes."""
@@ -121,6 +133,7 @@ class DraftChoice(Settings):
     """Which draft is run: what can be exchanged while everything else goes on (see `outrider rollout`)."""
 
     model: str
+    """A local path or a hub id."""
     dtype: Dtype | Literal["auto"] = "float32"
     engine_kwargs: dict[str, Any] = {}
 
@@ -134,13 +147,16 @@ class DraftTier(Tier):
     """What runs a draft of kind `model`. vllm is for drafts on a GPU, quantised ones and many sequences; transformers
     has less to do per step, which is what counts for a draft of a few layers and for one sequence."""
     model: str = "demo:draft"
+    """A local path, a hub id, `demo:draft`, or `emulated:...`."""
     dtype: Dtype | Literal["auto"] = "float32"
+    """`auto`, for drafts on vLLM only, is the checkpoint's own."""
     compile: bool = False
     """On a GPU, compile the steps of the transformers engine before they are recorded as CUDA graphs. The first step of
     each shape then takes up to a minute."""
     layers: Annotated[int, Field(ge=1)] | None = None
     """early_exit: how many of the target's first layers."""
     engine_kwargs: dict[str, Any] = {}
+    """Passed to the engine as they are."""
     settings: DraftSettings = DraftSettings()
     goals: DraftGoals = DraftGoals()
     """What autoscaling aims for."""
@@ -150,12 +166,16 @@ class Ingress(Settings):
     """The HTTP front."""
 
     host: str = "127.0.0.1"
+    """Address to listen on. Anything but a loopback address serves the network: set `keys_file`."""
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    """TCP port of the HTTP server."""
     route_prefix: str = "/"
+    """Path under which all routes lie."""
     proxy: Proxy = "serve"
     """haproxy: a third of the processor time per streamed token (see deployments/runtime/haproxy.py). For a cluster
     that `outrider serve` starts; elsewhere set RAY_SERVE_ENABLE_HA_PROXY=1 for all of Ray's processes."""
     replicas: Annotated[int, Field(ge=1)] = 1
+    """Ingress replicas."""
     labels: dict[str, str] = {}
     """Ray node labels that the node must carry."""
     keys_file: str | None = None
@@ -165,6 +185,7 @@ class Ingress(Settings):
     queue: Annotated[int, Field(ge=0)] = 1024
     """Most requests that wait for their turn, per priority; one more is told to come back."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 4 * 1024 * 1024
+    """The longest request body, other than an uploaded file."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may call from browsers."""
     access_log: bool = False
@@ -182,6 +203,7 @@ class Orchestrators(Settings):
     embedded: bool = True
     """Every ingress replica runs one of its own, a hop less for HTTP; `replicas` then serve Python handles."""
     replicas: Annotated[int, Field(ge=1)] = 1
+    """Orchestrators besides the embedded ones."""
     labels: dict[str, str] = {}
     """Ray node labels that the node must carry."""
     settings: OrchestratorSettings = OrchestratorSettings()
@@ -195,6 +217,7 @@ class Tracing(Settings):
     share: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Of the requests, chosen by their ids."""
     service: str = "outrider"
+    """The service's name in traces."""
 
 
 class Recording(Settings):
@@ -216,12 +239,14 @@ class DeploymentConfig(Settings):
     model_id: str = "smollm2-135m-instruct"
     """What clients call the model."""
     rule: Rule = "coupled"
+    """How drafts are decided upon; every rule but `typical` is exact."""
     target: TargetTier = TargetTier()
     draft: DraftTier = DraftTier()
     orchestrator: Orchestrators = Orchestrators()
     ingress: Ingress = Ingress()
     tracing: Tracing = Tracing()
     recording: Recording | None = None
+    """Served answers kept as training data for the next draft; none: off."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

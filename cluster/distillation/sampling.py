@@ -6,16 +6,16 @@ import copy
 import random
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from actors.engines.transformers.causal_lm import CausalLM
 from actors.errors import ConfigError
-from cluster.distillation.job import Job
+from cluster.distillation.job import Job, Target
 from cluster.distillation.prompts import Ids
 from cluster.distillation.sampler import Sampler, Source
+from cluster.distillation.settings import DistillSettings
 from cluster.distillation.store import Sample, padded
 from cluster.distillation.student import choose_vocabulary
 
@@ -50,7 +50,7 @@ def sample(job: Job, prompts: Sequence[Ids], source: Source | None) -> None:
             raise ConfigError("without time for sampling there must be recorded answers to train on", "sampling_share")
     if job.state.sampled:
         return
-    chosen = source or _local(job)
+    chosen = source or local_sampler(job.target, job.settings, answer=job.settings.answer, eos=job.target.eos)
     while not job.state.sampled:
         number = len(job.store.shards)
         watch = _Watch(job)
@@ -127,14 +127,13 @@ def _asked(job: Job, prompts: Sequence[Ids], number: int) -> list[tuple[Ids, flo
     return chosen
 
 
-def _local(job: Job) -> Source:
-    settings, module = job.settings, job.target.module
-    dtype = getattr(torch, settings.dtype)
+def local_sampler(target: Target, settings: DistillSettings, *, answer: int, eos: tuple[int, ...]) -> Sampler:
+    """The target itself, on its device, in the arithmetic of the settings; answers of at most `answer` tokens."""
+    module, dtype = target.module, getattr(torch, settings.dtype)
     if module.dtype == torch.float32 and dtype != torch.float32:
         module = copy.deepcopy(module).to(dtype)
-    model = CausalLM(module, name=job.target.reference, eos=job.target.eos, packed=None)
-    kinds: dict[str, Any] = {"slots": settings.slots, "context": settings.context}
-    return Sampler(model, answer=settings.answer, top=settings.top, **kinds)
+    model = CausalLM(module, name=target.reference, eos=eos, packed=None)
+    return Sampler(model, answer=answer, top=settings.top, slots=settings.slots, context=settings.context)
 
 
 def _fitted(job: Job, one: Sample) -> Sample:

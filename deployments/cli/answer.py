@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -32,6 +34,9 @@ def generate(
     raw: Annotated[bool, typer.Option(help="Continue the text itself, without the chat template.")] = False,
     speculation: Annotated[bool, typer.Option(help="Off: plain decoding.")] = True,
     explain: Annotated[bool, typer.Option(help="Colour each token by where it came from.")] = False,
+    picture: Annotated[
+        Path | None, typer.Option("--svg", help="Write a moving picture of the tokens' arrival here.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Answer one prompt, streamed as it is written."""
@@ -47,7 +52,7 @@ def generate(
             result = client.generate([asked], progress=False, errors="raise", **sampling)[0]
             typer.echo(json.dumps(result.as_json(), ensure_ascii=False))
             return
-        _stream(client, asked, sampling, explain)
+        _stream(client, asked, sampling, explain, picture)
 
 
 def chat(
@@ -73,15 +78,21 @@ def chat(
             messages.append({"role": "assistant", "content": answer})
 
 
-def _stream(client: Any, asked: Any, sampling: dict[str, Any], explain: bool) -> str:
+def _stream(client: Any, asked: Any, sampling: dict[str, Any], explain: bool, picture: Path | None = None) -> str:
     from rich.console import Console
 
-    from deployments.cli.explain import Explainer
+    from deployments.cli.explain import Explainer, describe
+    from deployments.cli.token_picture import Arrival, svg
 
     console = Console()
     explainer = Explainer(console, explain)
     answer, usage = "", None
+    began: float | None = None
+    arrivals: list[Arrival] = []
     for delta in client.stream(asked, **sampling):
+        now = time.monotonic()
+        began = now if began is None else began
+        arrivals.append(Arrival(now - began, delta.texts, delta.origins))
         explainer.show(delta)
         answer += delta.text
         usage = delta.usage or usage
@@ -89,4 +100,7 @@ def _stream(client: Any, asked: Any, sampling: dict[str, Any], explain: bool) ->
     if explain and usage is not None:
         explainer.legend()
         explainer.summary(usage)
+    if picture is not None:
+        picture.write_text(svg(arrivals, describe(usage) if usage is not None else answer), encoding="utf-8")
+        console.print(f"written: {picture}")
     return answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -12,9 +12,12 @@ from actors.errors import ConfigError, OutriderError
 from deployments.cli import distill_inputs as inputs
 from deployments.cli.distill_progress import shown
 
+if TYPE_CHECKING:
+    from cluster.distillation.prompts import Ids
+
 app = typer.Typer(help="Make a draft for a target.")
 Arithmetic = Literal["auto", "float32", "bfloat16"]
-_LAYERS, _VOCABULARY, _SAMPLING_SHARE = 4, 12288, 0.4
+_LAYERS, _VOCABULARY, _SAMPLING_SHARE, _OWN_PROMPTS = 4, 12288, 0.4, 4000
 
 
 @app.command()
@@ -25,8 +28,16 @@ def distill(
         Path | None,
         typer.Option(
             help="What it will be asked: one prompt per line, or .json/.jsonl with strings, "
-            '{"prompt": ...}, {"messages": [...]} or {"tokens": [...]}; default: the prompts of --traffic.',
+            '{"prompt": ...}, {"messages": [...]} or {"tokens": [...]}; default: those of --traffic, or of its own.',
             show_default=False,
+        ),
+    ] = None,
+    own_prompts: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Prompts that TARGET writes itself, besides the others. "
+            f"[default: {_OWN_PROMPTS} without --prompts and --traffic, otherwise 0]",
         ),
     ] = None,
     traffic: Annotated[
@@ -80,7 +91,7 @@ def distill(
     key: Annotated[str | None, typer.Option(help="Its API key.", envvar="OUTRIDER_API_KEY")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests to it at once.")] = 32,
 ) -> None:
-    """Sample TARGET's answers to the prompts, and train a draft of a few layers to say the same.
+    """Sample TARGET's answers, and train a draft of a few layers to say the same. Without prompts TARGET writes them.
 
     Stop it at any moment (Ctrl-C): the same command goes on where it stopped. The draft appears in OUT when it is
     done, with a card of how it was made and what it is worth; serve it with draft.model: OUT.
@@ -104,7 +115,9 @@ def distill(
         _check_place(out)
         options["dtype"] = _chosen(arithmetic, device)
         server = None if through is None else inputs.Server(through, key, served_model, concurrency)
-        asked = _Asked(target, out, prompts, traffic, held, start, server, layers, vocabulary, device, chat=not plain)
+        asked = _Asked(
+            target, out, prompts, own_prompts, traffic, held, start, server, layers, vocabulary, device, chat=not plain
+        )
         card = _run(asked, options)
     except KeyboardInterrupt:
         typer.echo("\nStopped. The same command goes on from here.", err=True)
@@ -133,6 +146,7 @@ class _Asked:
     target: str
     out: Path
     prompts: Path | None
+    own_prompts: int | None
     traffic: Path | None
     held: Path | None
     start: str | None
@@ -150,18 +164,21 @@ def _run(asked: _Asked, options: dict[str, Any]) -> dict[str, Any] | None:
     from cluster.distillation.settings import DistillSettings
     from cluster.models.references import vocabulary_fingerprint
 
-    if asked.prompts is None and asked.traffic is None:
-        raise ConfigError("give --prompts, --traffic or both")
+    own = asked.own_prompts
+    if own is None:
+        own = _OWN_PROMPTS if asked.prompts is None and asked.traffic is None else 0
+    if own == 0 and asked.prompts is None and asked.traffic is None:
+        raise ConfigError("there is nothing to ask: leave --own-prompts out, or give --prompts or --traffic")
     base = DistillSettings(**options)
     # What is wrong most often is read first: before any weights.
     tokenizer, limit = inputs.load_tokenizer(asked.target), base.context - base.answer
     fingerprint = vocabulary_fingerprint(tokenizer)
     recorded = None if asked.traffic is None else inputs.Recorded(asked.traffic, fingerprint)
     held = None if asked.held is None else inputs.load_prompts(asked.held, tokenizer, limit, chat=asked.chat)
+    ids: list[Ids] = []
     if asked.prompts is not None:
         ids = inputs.load_prompts(asked.prompts, tokenizer, limit, chat=asked.chat)
-    else:
-        assert recorded is not None
+    elif recorded is not None:
         ids = recorded.prompts(limit)
     start = None if asked.start is None else inputs.load_start(asked.start, fingerprint)
     settings = DistillSettings(
@@ -177,6 +194,9 @@ def _run(asked: _Asked, options: dict[str, Any]) -> dict[str, Any] | None:
         assist(target, asked.out, settings, group, start=start)
         group.close()
         return None
+    if own:
+        ids += inputs.own_prompts(target, tokenizer, asked.out, settings, own, chat=asked.chat, say=_say)
+        ids = list(dict.fromkeys(ids))
     source = None if asked.server is None else asked.server.source(target, ids[0], settings, _say)
     with shown() as report:
         card = run(

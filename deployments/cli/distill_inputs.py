@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +11,9 @@ from typing import TYPE_CHECKING
 
 from actors.errors import ConfigError, OutriderError, PromptError
 from deployments.client import DEFAULT_URL
+
+MIN_OWN_PROMPTS = 10
+"""However little time there is."""
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -43,6 +48,56 @@ def load_prompts(file: Path, tokenizer: PreTrainedTokenizerBase, limit: int, *, 
         raise ConfigError(f"there is no file of prompts at {file}")
     chat = chat and bool(getattr(tokenizer, "chat_template", None))
     return read_prompts(file, TextCodec(tokenizer), limit, chat=chat)
+
+
+def own_prompts(
+    target: Target,
+    tokenizer: PreTrainedTokenizerBase,
+    out: Path,
+    settings: DistillSettings,
+    count: int,
+    *,
+    chat: bool,
+    say: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> list[Ids]:
+    """`count` prompts that the target wrote itself, or as many as it writes in a quarter of the sampling time.
+
+    They are kept beside the run's other work, so that a run that goes on has the same ones. Raises ConfigError if the
+    target's template does not allow it, PromptError if hardly any of what it writes makes sense.
+    """
+    from actors.text.codec import TextCodec
+    from cluster.distillation import own_prompts as own
+    from cluster.distillation.files import write_whole
+    from cluster.distillation.job import locked
+    from cluster.distillation.prompts import read_prompts
+    from cluster.distillation.sampling import local_sampler
+
+    codec, limit = TextCodec(tokenizer), settings.context - settings.answer
+    work = out.with_name(f"{out.name}.partial")
+    file = work / "own-prompts.jsonl"
+    with locked(work):
+        if file.exists():
+            return read_prompts(file, codec, limit, chat=chat)
+        if chat and getattr(tokenizer, "chat_template", None):
+            openings, end = own.chat_openings(codec)
+        else:
+            openings, end = own.document_openings(tokenizer.bos_token_id, target.eos), None
+        eos = target.eos if end is None else tuple(dict.fromkeys((*target.eos, end)))
+        source = local_sampler(target, settings, answer=own.LONGEST, eos=eos)
+        until = clock() + settings.minutes * 60 * settings.sampling_share / 4
+
+        def go_on(kept: int, turns: int) -> bool:
+            say(f"prompts of the target's own: {kept} of {count} ({turns} turns)")
+            return clock() < until or kept < MIN_OWN_PROMPTS
+
+        written = own.write_prompts(
+            source, codec, openings, end, count=count, limit=limit, seed=settings.seed, go_on=go_on
+        )
+        say(f"prompts of the target's own: {written}")
+        lines = "".join(json.dumps({"tokens": prompt}) + "\n" for prompt in written.prompts)
+        write_whole(file, lines.encode())
+        return written.prompts
 
 
 def load_target(reference: str, tokenizer: PreTrainedTokenizerBase, device: str | None) -> Target:

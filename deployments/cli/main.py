@@ -149,6 +149,14 @@ def check(config: ConfigPath, as_json: AsJson = False) -> None:
     typer.echo(loaded.model_dump_json(indent=2) if as_json else f"{config}: a valid deployment of {loaded.model_id}")
 
 
+@config_app.command()
+def reference() -> None:
+    """Print every setting with its type, default and meaning, as Markdown."""
+    from cluster.config.reference import reference as text
+
+    typer.echo(text(), nl=False)
+
+
 @keys_app.command()
 def new(
     name: Annotated[str, typer.Argument(help="Who the key is for.", show_default=False)],
@@ -163,7 +171,7 @@ def new(
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: errors made on purpose become one line and an exit code."""
-    _add_groups()
+    add_groups()
     if threading.current_thread() is threading.main_thread():
         # A shell's background jobs start with interrupts ignored: `outrider serve FILE &` could not be interrupted.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -182,7 +190,7 @@ def _fail(error: OutriderError, code: int) -> None:
     sys.exit(code)
 
 
-def _add_groups() -> None:
+def add_groups() -> None:
     """Command groups that live in modules of their own."""
     if any(group.name == "k8s" for group in app.registered_groups):
         return

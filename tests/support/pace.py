@@ -14,7 +14,7 @@ from actors.engines.protocol import Expand, Ranked, Row
 
 
 class Pace:
-    """Wrap both engines with the same pace.
+    """Wrap both engines with the same pace, those of all replicas.
 
     steps: of the draft between two passes. patience_s: a draft whose trees are full makes no more steps; the pass then
         goes ahead. It does at once where the draft has no sequence.
@@ -75,7 +75,7 @@ class PacedDraft:
         return found
 
     def _count(self, names: set[str]) -> None:
-        self._names = names
         with self._pace.moved:
-            self._pace.opened = len(names)
+            self._pace.opened += len(names) - len(self._names)
+            self._names = names
             self._pace.moved.notify_all()

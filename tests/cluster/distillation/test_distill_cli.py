@@ -99,9 +99,9 @@ def test_recorded_traffic_is_enough(place: Path) -> None:
     card = json.loads((place / "served" / "card.json").read_text())
     assert card["held_prompts"] == 2
     assert card["sampled_tokens"] == 8 * 3 + 1
-    result = runner.invoke(app, [str(place / "target"), "--out", str(place / "none")])
+    result = runner.invoke(app, [str(place / "target"), "--out", str(place / "none"), "--own-prompts", "0"])
     assert result.exit_code == 2
-    assert "give --prompts, --traffic or both" in result.output
+    assert "there is nothing to ask: leave --own-prompts out, or give --prompts or --traffic" in result.output
 
 
 def test_what_is_there_is_said_before_anything_is_loaded(place: Path) -> None:
