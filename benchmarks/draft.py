@@ -153,10 +153,8 @@ def main(argv: Sequence[str]) -> int:
         rows = by_kind(target, draft, kinds, given.tokens, given.lookahead)
         whole = pooled(rows)
         print(f"{'all':<16}{whole.share:.3f} ± {whole.error:.3f}{whole.tokens:>8}")
-        reached = whole.share >= given.goal
-        print(f"goal {given.goal}: {'reached' if reached else 'MISSED'}")
-        print_steps(target, draft, given)
-        return 0 if reached else 1
+        steps = print_steps(target, draft, given)
+        return print_goals([Goal("greedy agreement, all kinds", whole.share, given.goal), steps])
     held = read_prompts(HELD_PROMPTS, codec, 512, chat=True)[: given.prompts]
     agreed = agreement(target, draft, held, given.tokens)
     print(
