@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.errors import ConfigError
-from deployments.cli.options import DEFAULT_URL, AsJson, Key, Url, client_of
+from deployments.cli.options import DEFAULT_URL, AsJson, Key, client_of
 
 if TYPE_CHECKING:
     from cluster.distillation.evaluation import Acceptance
@@ -23,7 +23,9 @@ def acceptance(
     prompts: Annotated[Path, typer.Option(help="One prompt per line, or .json/.jsonl.", show_default=False)],
     target: Annotated[str | None, typer.Argument(help="The target's model.", show_default=False)] = None,
     draft: Annotated[str | None, typer.Argument(help="The draft's model.", show_default=False)] = None,
-    url: Url = DEFAULT_URL,
+    url: Annotated[
+        str, typer.Option(help="Without models: the server whose draft is measured.", envvar="OUTRIDER_URL")
+    ] = DEFAULT_URL,
     key: Key = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 64,
     temperature: Annotated[float, typer.Option(min=0, max=10)] = 1.0,

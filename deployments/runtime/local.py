@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from actors.errors import ConfigError
 from cluster.config.deployment import DeploymentConfig, Proxy
 from deployments.client.http_service import check_ray_address
-from deployments.runtime import haproxy, serve_environment
+from deployments.runtime import haproxy, ray_internals, serve_environment
 
 OBJECT_STORE_BYTES = 200 * 1024 * 1024
 """Everything that crosses an actor boundary is small; Ray's default would take a third of the memory."""
@@ -167,10 +167,7 @@ def _obstacles_reported(config: DeploymentConfig, report: Report) -> Iterator[No
 
 def _port(config: DeploymentConfig) -> int:
     """Where Serve listens: it keeps the port it was first started with, whatever a later application asks for."""
-    from ray.serve.context import _get_global_client
-
-    client = _get_global_client()
-    return int(client.http_config.port) if client is not None else config.ingress.port
+    return ray_internals.http_port() or config.ingress.port
 
 
 @contextlib.contextmanager
