@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -88,9 +87,11 @@ async def _run(source: Path, results: Path, errors: Path, url: str, key: str | N
 def _posting(http: httpx.AsyncClient) -> Post:
     import httpx as client
 
+    from deployments.client.retry import backoff_s
+
     async def post(route: str, body: dict[str, Any]) -> tuple[int, str, dict[str, Any]]:
         for attempt in range(PATIENCE):
-            pause = random.uniform(0, min(20.0, 0.5 * 2**attempt))
+            asked_s = 0.0
             try:
                 response = await http.post(route, json=body)
             except client.HTTPError as error:
@@ -100,8 +101,8 @@ def _posting(http: httpx.AsyncClient) -> Post:
                 if response.status_code not in RETRIED or attempt + 1 == PATIENCE:
                     return response.status_code, response.headers.get("x-request-id", ""), _json(response)
                 asked = response.headers.get("retry-after", "")
-                pause = max(pause, float(asked) if asked.isdecimal() else 0.0)
-            await asyncio.sleep(pause)
+                asked_s = float(asked) if asked.isdecimal() else 0.0
+            await asyncio.sleep(backoff_s(attempt, asked_s))
         raise UnavailableError("not reached")
 
     return post

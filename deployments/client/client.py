@@ -10,7 +10,6 @@ for result in client.generate(["One.", "Two."], max_tokens=50):
 from __future__ import annotations
 
 import asyncio
-import random
 import sys
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
@@ -26,9 +25,9 @@ from deployments.client.journal import Journal, digest
 from deployments.client.progress import Progress, progress_for
 from deployments.client.request_builder import Prompt, asked_of, named, request_for
 from deployments.client.results import Result
+from deployments.client.retry import FIRST_PAUSE_S, backoff_s
 from deployments.ingress.service import Answering, Service
 
-LONGEST_PAUSE_S = 20.0
 T = TypeVar("T")
 
 
@@ -57,7 +56,7 @@ class Client:
     growing pauses; the seed of an item is fixed before the first try, so that trying again changes nothing.
     """
 
-    def __init__(self, service: Service, retries: int = 5, pause_s: float = 0.5) -> None:
+    def __init__(self, service: Service, retries: int = 5, pause_s: float = FIRST_PAUSE_S) -> None:
         self._service = service
         self._retries = retries
         self._pause_s = pause_s
@@ -175,15 +174,11 @@ class Client:
             except (OverloadedError, UnavailableError) as error:
                 result.error = error
                 if attempt < self._retries:
-                    await asyncio.sleep(self._pause(attempt, getattr(error, "retry_after", 0.0)))
+                    asked_s = getattr(error, "retry_after", 0.0)
+                    await asyncio.sleep(backoff_s(attempt, asked_s, self._pause_s))
             except OutriderError as error:
                 return Result(index, error=error)
         return Result(index, error=result.error)
-
-    def _pause(self, attempt: int, asked: float) -> float:
-        """Doubling pauses with full jitter, never shorter than the server asked for."""
-        longest = min(LONGEST_PAUSE_S, self._pause_s * 2**attempt)
-        return max(asked, random.uniform(0, longest))
 
     # -- one --------------------------------------------------------------------------------------------------------
 
