@@ -24,8 +24,8 @@ from benchmarks.support import options
 from benchmarks.support.goals import Goal, print_goals
 from benchmarks.support.provenance import MACHINE, command
 from cluster.config.deployment import DeploymentConfig, load_config
+from cluster.observability.quantiles import quantile
 from deployments.client.client import Client, connect
-from deployments.client.timing import quantile
 from deployments.runtime.local import application, free_port, ray_cluster
 
 HELD = 1.05

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from benchmarks.support.actor_rig import Answer, Run
 from benchmarks.support.timed_actors import PassNote, ReplicaNotes
-from deployments.client.timing import quantile
+from cluster.observability.quantiles import quantile
 
 Figures = dict[str, float]
 """Name -> value of one repeat. Seconds, tokens, and ratios."""

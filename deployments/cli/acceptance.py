@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.errors import ConfigError
-from deployments.cli.options import DEFAULT_URL, AsJson, Key, client_of
+from deployments.cli.options import AsJson, Key, client_of
+from deployments.client.address import DEFAULT_URL
 
 if TYPE_CHECKING:
     from cluster.distillation.evaluation import Acceptance

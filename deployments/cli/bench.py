@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.errors import OutriderError
-from deployments.cli.options import DEFAULT_URL, AsJson, Key, Url
+from deployments.cli.options import AsJson, Key, Url
+from deployments.client.address import DEFAULT_URL
 
 if TYPE_CHECKING:
     from deployments.client.http_service import HttpService
@@ -135,7 +136,7 @@ def figures(done: Load) -> dict[str, Any]:
 
     acceptance_length: tokens committed per target pass. acceptance_rate: of the draft tokens that were verified.
     """
-    from deployments.client.timing import quantile
+    from cluster.observability.quantiles import quantile
 
     def spread(seconds: list[float]) -> dict[str, float | None]:
         values = {f"p{share * 100:g}": 1e3 * quantile(seconds, share) for share in SHARES}

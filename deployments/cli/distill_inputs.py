@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from actors.errors import ConfigError, OutriderError, PromptError
-from deployments.client import DEFAULT_URL
+from deployments.client.address import DEFAULT_URL
 
 MIN_OWN_PROMPTS = 10
 """However little time there is."""

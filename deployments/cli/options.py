@@ -6,12 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deployments.client import DEFAULT_URL
-
 if TYPE_CHECKING:
     from deployments.client.client import Client
 
-__all__ = ["DEFAULT_URL", "AsJson", "Key", "Url", "client_of"]
 
 Url = Annotated[str, typer.Option(help="The server.", envvar="OUTRIDER_URL")]
 Key = Annotated[str | None, typer.Option(help="API key, if the server asks for one.", envvar="OUTRIDER_API_KEY")]

@@ -9,7 +9,8 @@ from typing import Any
 
 from actors.messages import Delta
 from actors.text.answer_comparison import Comparison, Reference
-from deployments.client.timing import Timing, quantile
+from cluster.observability.quantiles import quantile
+from deployments.client.timing import Timing
 
 
 @dataclass(slots=True)
@@ -21,11 +22,11 @@ class Summary:
     @property
     def first_token_s(self) -> float:
         """Median time to first token."""
-        return quantile([answer.first for answer in self.answers], 0.5)
+        return quantile([answer.first for answer in self.answers], 0.5, empty=0.0)
 
     def gap_s(self, q: float) -> float:
         """Quantile of the inter-token latency over all tokens."""
-        return quantile([gap for answer in self.answers for gap in answer.gaps], q)
+        return quantile([gap for answer in self.answers for gap in answer.gaps], q, empty=0.0)
 
     @property
     def tokens_per_s(self) -> float:

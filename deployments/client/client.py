@@ -19,7 +19,8 @@ from typing import Any, Literal, Self, TypeVar
 
 from actors.errors import ConfigError, InvalidSettingError, OutriderError, OverloadedError, UnavailableError
 from actors.messages import Delta, GenerationRequest
-from deployments.client import DEFAULT_URL
+from cluster.config.serve_names import ORCHESTRATOR
+from deployments.client.address import DEFAULT_URL
 from deployments.client.http_service import HttpService, check_ray_address
 from deployments.client.journal import Journal, digest
 from deployments.client.progress import Progress, progress_for
@@ -267,4 +268,4 @@ def _through_ray(address: str, application: str) -> Service:
             raise ConfigError(f"cannot reach the Ray cluster at {address}: {error}") from error
     if application not in serve.status().applications:
         raise ConfigError(f"no application {application!r} is running on the Ray cluster at {address}")
-    return RemoteService(serve.get_deployment_handle("Orchestrator", application))
+    return RemoteService(serve.get_deployment_handle(ORCHESTRATOR, application))

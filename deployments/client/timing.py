@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from actors.messages import Delta, Usage
@@ -35,11 +34,3 @@ class Timing:
         self.margins += delta.margins
         if delta.usage is not None:
             self.usage = delta.usage
-
-
-def quantile(values: Sequence[float], q: float) -> float:
-    """The value below which a share `q` lies (nearest rank); NaN for none."""
-    if not values:
-        return float("nan")
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
