@@ -26,6 +26,7 @@ from actors.algorithms.types import Block
 from actors.algorithms.verification import verify_blocks
 from actors.settings import Rule, SamplingSettings
 from benchmarks.support import options
+from benchmarks.support.demo_shape import demo_shaped_model
 from benchmarks.support.goals import Goal, print_goals
 from benchmarks.support.provenance import heading
 
@@ -110,21 +111,6 @@ class PassClock:
                 slope = (high[1] - low[1]) / (high[0] - low[0])
                 return low[1] + slope * (tokens - low[0])
         return self._points[0][1]
-
-
-def demo_shaped_model(vocabulary: int) -> torch.nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        tie_word_embeddings=True,
-    )
-    return LlamaForCausalLM(config).eval()
 
 
 @torch.no_grad()

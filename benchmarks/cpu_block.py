@@ -23,6 +23,7 @@ from torch import Tensor
 from actors.engines.transformers.causal_lm import CausalLM
 from actors.engines.transformers.slots import SlotCache, SlotRow
 from benchmarks.support import options
+from benchmarks.support.demo_shape import demo_shaped_model
 from benchmarks.support.provenance import heading
 
 RANDOM = "random weights of the demo model's shape"
@@ -64,24 +65,13 @@ class Spread:
 
 def load(model: str | None) -> Any:
     """A transformers model in float32; None: random weights of the demo model's shape."""
-    from transformers import AutoModelForCausalLM, LlamaConfig
+    from transformers import AutoModelForCausalLM
 
     if model is not None:
         from cluster.models.references import fetch
 
         return AutoModelForCausalLM.from_pretrained(str(fetch(model)), dtype=torch.float32, local_files_only=True)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=49_152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-    )
-    return AutoModelForCausalLM.from_config(config)
+    return demo_shaped_model()
 
 
 def as_it_comes(module: Any, context: int) -> Way:
