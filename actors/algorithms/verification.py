@@ -195,6 +195,7 @@ class _Decider:
             alternatives=self._alternatives(tokens),
             margins=self._gaps(tokens),
             error=error,
+            rejected=tuple(block.drafts[tau:]) if self._settings.margins and error is None else (),
         )
 
     def _apply_rule(self) -> tuple[int, int]:

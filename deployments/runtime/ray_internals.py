@@ -42,6 +42,13 @@ def deploy(applications: list[dict[str, Any]], *, wait: bool = False) -> None:
     _client().deploy_apps(ServeDeploySchema.model_validate({"applications": applications}), _blocking=wait)
 
 
+def begin_delete(name: str) -> None:
+    """Have Serve delete an application, without waiting for the end of what it has under way."""
+    from ray import serve
+
+    serve.delete(name, _blocking=False)
+
+
 def free_resources() -> dict[str, dict[str, float]]:
     """What every node has left, by the node's id. `ray.available_resources` has only the sum."""
     from ray._private.state import available_resources_per_node

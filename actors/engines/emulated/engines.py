@@ -137,6 +137,7 @@ class EmulatedTarget:
             accepted,
             alternatives=tuple(views),
             margins=margins,
+            rejected=tuple(drafts[accepted:]) if sampling.margins else (),
         )
 
     def _view(self, key: int, token: int, count: int) -> Alternatives:

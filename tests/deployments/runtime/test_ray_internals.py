@@ -30,6 +30,7 @@ HINT = f"Ray {version('ray')} has moved it: mend deployments/runtime/ray_interna
     [
         (serve.Deployment.options, {"_internal", "version"}),
         (DeploymentHandle.options, {"_by_reference"}),
+        (serve.delete, {"name", "_blocking"}),
         (client.ServeControllerClient.deploy_apps, {"config", "_blocking"}),
         (client.ServeControllerClient.get_serve_details, set()),
         (context._get_global_client, set()),
