@@ -70,8 +70,8 @@ class Expansion:
     """The draft's answer at one node of a sequence's outcome tree: what may follow the prefix `parent`.
 
     position: absolute position (prompt included) that the children would take.
-    tokens: children, the sampled one first. A draft sends no others: a pass never verifies them, and what follows an
-        alternative comes as an expansion of its own, to be found once the alternative is committed.
+    tokens: children, the sampled one first, then alternatives that a pass may verify beside it. Where q is sent there
+        are none: such rules follow the sampled child. What follows a child comes as an expansion of its own.
     confidences: calibrated probability, per child, that the target commits it given that the parent is committed.
     support: q at this node, for the probabilistic acceptance rules only.
     """

@@ -18,6 +18,7 @@ class Block:
     prompt, output: the history at that position, for penalties.
     drafts: the k draft tokens; the logits hold k + 1 rows for this block.
     supports: q at each draft token for the probabilistic rules (one-hot where missing), empty otherwise.
+    parents: of a tree of drafts (draft_tree.py), for the coupled rule and greedy decoding alone; a path has none.
     """
 
     sampling: SamplingSettings
@@ -29,12 +30,14 @@ class Block:
     supports: Sequence[Support] = ()
     rule: Rule = "coupled"
     eos: Sequence[int] = ()
+    parents: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a pass decided for one block: the accepted draft tokens, then one correction or bonus token.
 
+    path: the accepted nodes of a tree, from the root on; empty where a path was verified, whose first ones they are.
     margins (in units of logits) and alternatives are empty unless the request asks for them.
     error: no token can be chosen after `tokens` (they may be empty): the request ends here, the others go on.
     """
@@ -44,3 +47,4 @@ class Outcome:
     alternatives: tuple[Alternatives, ...] = ()
     margins: tuple[float, ...] = ()
     error: OutriderError | None = None
+    path: tuple[int, ...] = ()

@@ -1,0 +1,88 @@
+"""Trees of draft tokens in arrays, and the walk that verifies them.
+
+A tree is two arrays: `tokens`, and `parents`, the index of each node's parent; -1 is the committed prefix. A parent
+stands before its children, so a node and all before it are closed under parents, and one scan from the front walks from
+the root. No parents at all (`()`) stand for a path.
+
+The target's own token at a node is a fact under the coupled rule and at temperature 0, whatever else is in the pass: it
+is argmax(log p + g) after that node's prefix. So the walk needs no scheme for several drafts (compare SpecInfer, Miao et
+al., ASPLOS 2024): at each node it takes the target's token, and goes on while that token is a child.
+
+Pure: knows no rows, logits or settings; how a row's token is chosen is the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Choices(Protocol):
+    """The target's own token by row: 0 follows the committed prefix, i + 1 follows node i. May be made when asked."""
+
+    def __getitem__(self, row: int, /) -> int: ...
+
+
+def walk(tokens: Sequence[int], parents: Sequence[int], choices: Choices) -> list[int]:
+    """The nodes that stand, from the root on. The token that follows them is the choice at the last one's row.
+
+    Asks for the choices on the way only. Of duplicate siblings the first is taken; nodes that come before their parents
+    are never reached.
+    """
+    if not parents:
+        return _walk_path(tokens, choices)
+    path: list[int] = []
+    at, choice = -1, choices[0]
+    for i, parent in enumerate(parents):
+        if parent == at and tokens[i] == choice:
+            path.append(i)
+            at, choice = i, choices[i + 1]
+    return path
+
+
+def _walk_path(tokens: Sequence[int], choices: Choices) -> list[int]:
+    length = 0
+    while length < len(tokens) and choices[length] == tokens[length]:
+        length += 1
+    return list(range(length))
+
+
+def is_path(parents: Sequence[int]) -> bool:
+    """Is each node the child of the one before it?"""
+    return all(parent == i - 1 for i, parent in enumerate(parents))
+
+
+def depths(parents: Sequence[int]) -> list[int]:
+    """Of each node; a child of the committed prefix has depth 1."""
+    found: list[int] = []
+    for parent in parents:
+        found.append(1 if parent < 0 else found[parent] + 1)
+    return found
+
+
+def reaches(confidences: Sequence[float], parents: Sequence[int]) -> list[float]:
+    """The chance that the target comes to each node, from the chances given that it comes to the parent."""
+    found: list[float] = []
+    for confidence, parent in zip(confidences, parents, strict=True):
+        found.append(confidence if parent < 0 else found[parent] * confidence)
+    return found
+
+
+def main_path(parents: Sequence[int], start: int = -1) -> list[int]:
+    """The nodes below `start`, the first child of each."""
+    found: list[int] = []
+    at = start
+    for i in range(start + 1, len(parents)):
+        if parents[i] == at:
+            found.append(i)
+            at = i
+    return found
+
+
+def branch_chances(confidences: Sequence[float], parents: Sequence[int], path: Sequence[int]) -> list[float]:
+    """At the root and at each node of `path` that has children: the chance that one of them comes true."""
+    sums = dict.fromkeys((-1, *path), 0.0)
+    for confidence, parent in zip(confidences, parents, strict=True):
+        if parent in sums:
+            sums[parent] += confidence
+    return [min(1.0, total) for total in sums.values() if total > 0.0]
