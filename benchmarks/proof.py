@@ -12,6 +12,7 @@ over the whole report, the least of n p-values is below a / n with probability a
 from __future__ import annotations
 
 import argparse
+import itertools
 import platform
 import random
 import subprocess
@@ -19,7 +20,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +47,7 @@ from exact_laws import (
     random_world,
     rejection_branches,
 )
+from mixed_path import PHASES, HalvingLookahead, MixedPath, fit_by_row, laws
 from toy_models import (
     Request,
     ToyModel,
@@ -111,7 +112,7 @@ def toy_table(report: Report, scale: float) -> None:
         report.chance(f"{rule}: share of token 0 in {draws} draws", f"{zeros / draws:.4f}", binomial(zeros, draws, 0.8))
 
 
-def laws(report: Report, scale: float) -> None:
+def closed_form(report: Report, scale: float) -> None:
     report.section("laws", "Closed-form laws: all draft paths and outcomes summed, against p")
     rng = np.random.default_rng(2025)
     sizes = ((2, 1, 60), (4, 1, 40), (8, 1, 10), (2, 3, 15), (3, 2, 15), (2, 4, 4), (3, 3, 2), (4, 2, 5))
@@ -157,7 +158,7 @@ def noise(report: Report, scale: float) -> None:
     streams = [
         words([row_key(1, p, s) for p in range(20)], torch.arange(20_000)).numpy().view(np.uint32) >> 28 for s in Stream
     ]
-    for (i, first), (j, second) in combinations(enumerate(streams), 2):
+    for (i, first), (j, second) in itertools.combinations(enumerate(streams), 2):
         names = f"{list(Stream)[i].name.lower()} and {list(Stream)[j].name.lower()}"
         report.chance(f"streams {names}", "independent", contingency(first.ravel(), second.ravel()))
     p = torch.tensor([0.5, 0.25, 0.125, 0.1, 0.025], dtype=torch.float64)
@@ -255,6 +256,32 @@ def path(report: Report, scale: float) -> None:
         teeth(report, target, draft, expected, 9600)  # enough at any scale
 
 
+MIXES = ((1, 0), (2, 7), (1, 15), (3, 3), (8, 8), (16, 0))
+"""Sequences with drafts, and without, in a pass."""
+SLOPES = (0.0, 0.01, 0.03, 0.08, 0.2)
+"""What a token adds to a pass of a second: all drafts are worth verifying, or some, or with more sequences none."""
+
+
+def control(report: Report, scale: float) -> None:
+    report.section("control", "Every state of the controller: mixed neighbours, probes, off, trials of the payoff")
+    print("  (1e6 tokens: --scale 8)", flush=True)
+    each = int(25_000 * scale / (len(MIXES) * len(SLOPES)))
+    rules: tuple[Rule, ...] = ("coupled", "rejection", "block", "typical")
+    for rule in rules:
+        found = sum(
+            MixedPath(rule, *mix, slope, seed).run(each)
+            for seed, (mix, slope) in enumerate(itertools.product(MIXES, SLOPES))
+        )
+        phases = ", ".join(f"{phase} {count}" for phase, count in zip(PHASES, found.sum(axis=(0, 2, 3)), strict=True))
+        figure = f"{found.sum()} tokens, {found[1].sum()} where one was verified; {phases}"
+        report.chance(f"{rule}, by phase and whether verified", figure, fit_by_row(found, laws(rule), rule))
+    for rule in rules[1:3]:
+        found = MixedPath(rule, 2, 7, 0.3, 1, controller=HalvingLookahead).run(6000)
+        p = fit_by_row(found, laws(rule), rule)
+        figure = f"p = {p:.1g} after {found.sum()} tokens"
+        report.exact(f"{rule}: a controller that halves what it chose is noticed", figure, p < 1e-9)
+
+
 def model(report: Report, scale: float) -> None:
     report.section("model", "On equals off on the demo model, in float64 (python -m benchmarks.proof_model: any model)")
     found = proof_model.run(DEMO_TARGET, "float64", prompts=int(1000 * scale))
@@ -290,10 +317,11 @@ def teeth(report: Report, target: ToyModel, draft: ToyModel, expected: np.ndarra
 
 SECTIONS: dict[str, Callable[[Report, float], None]] = {
     "toy": toy_table,
-    "laws": laws,
+    "laws": closed_form,
     "noise": noise,
     "settings": settings,
     "path": path,
+    "control": control,
     "model": model,
 }
 

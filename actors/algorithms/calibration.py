@@ -95,19 +95,31 @@ class Curve:
         self._stale = 0
 
 
+_FIRST_SHARE = 0.6
+"""How often a sampled child comes true, before anything is known."""
+_SHARE_RATE = 0.01
+
+
 class Calibration:
     """Maps by rank: rank 0 is the sampled child, then its alternatives; ranks past the last share one map."""
 
-    __slots__ = ("_curves",)
+    __slots__ = ("_curves", "_shares")
 
     def __init__(self, ranks: int = 9, prior: float = 6.0, memory: float = 400.0) -> None:
         self._curves = [Curve(prior, memory) for _ in range(ranks)]
+        self._shares = [_FIRST_SHARE, *[(1 - _FIRST_SHARE) / ranks] * (ranks - 1)]
 
     def observe(self, confidences: Sequence[float], hit: int | None) -> None:
         """At one node, the children had these raw confidences, and child `hit` came true (None: no child did)."""
         last = len(self._curves) - 1
         for rank, raw in enumerate(confidences):
-            self._curves[min(rank, last)].observe(raw, rank == hit)
+            place = min(rank, last)
+            self._curves[place].observe(raw, rank == hit)
+            self._shares[place] += _SHARE_RATE * ((rank == hit) - self._shares[place])
+
+    def shares(self, count: int) -> list[float]:
+        """How often the children of a node come true by rank alone, whatever their confidences."""
+        return self._shares[:count] + self._shares[-1:] * (count - len(self._shares))
 
     def probabilities(self, confidences: Sequence[float]) -> list[float]:
         """Probabilities of the children of one node; at most one of them comes true, so their sum is at most one."""

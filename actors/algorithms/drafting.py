@@ -66,7 +66,8 @@ def rank_children(
 
     Coupled and typical: the best of log q + g with the target's own noise, or of log q when greedy; the confidence is
     the softmax of those scores. Rejection and block: one draw from q, restricted to its `support` best ids and
-    renormalised *before* the draw, then the other ids by q. Their confidences are those of `expected_confidences`.
+    renormalised *before* the draw, then the other ids by q. Their confidences are those of `expected_confidences`, and
+    so are typical's: under these rules what is verified decides over what is committed.
     """
     if len(rows) != logits.shape[0]:
         raise ValueError(f"{len(rows)} rows of logits are needed, not {logits.shape[0]}")
@@ -75,7 +76,7 @@ def rank_children(
     ranker = _Ranker(ids, scores.dtype, branching, support, vocabulary is None)
     shared = rule in ("coupled", "typical")
     return [
-        ranker.shared(scores[n], row) if shared or row.sampling.greedy else ranker.drawn(scores[n], row)
+        ranker.shared(scores[n], row, rule) if shared or row.sampling.greedy else ranker.drawn(scores[n], row)
         for n, row in enumerate(rows)
     ]
 
@@ -107,9 +108,10 @@ class _Ranker:
         self._columns = sampling.Columns(len(ids), None if same_ids else ids)
         self._noise: NoiseSource | None = None
 
-    def shared(self, row: Tensor, ask: DraftRow) -> RankedRow:
+    def shared(self, row: Tensor, ask: DraftRow, rule: Rule) -> RankedRow:
         """Coupled, typical and greedy: deterministic given the shared noise."""
         scores, columns = self._shaped(row, ask)
+        q = scores
         if not ask.sampling.greedy:
             key = row_key(ask.seed, ask.position)
             if columns is None and self._noise is None:
@@ -118,7 +120,12 @@ class _Ranker:
             assert noise is not None
             scores = scores - noise.negated([key])[0]
         best, places = scores.topk(min(self._branching, len(scores)))
-        confidences = (best - scores.logsumexp(-1)).exp().tolist()
+        if rule == "typical" and not ask.sampling.greedy:
+            likely = q.softmax(-1).topk(min(max(self._support, self._branching), len(q))).values.tolist()
+            expected = expected_confidences(likely, len(best))
+            confidences = [c if score > -torch.inf else 0.0 for c, score in zip(expected, best.tolist(), strict=True)]
+        else:
+            confidences = (best - scores.logsumexp(-1)).exp().tolist()
         return self._ranked(places if columns is None else columns[places], confidences)
 
     def drawn(self, row: Tensor, ask: DraftRow) -> RankedRow:

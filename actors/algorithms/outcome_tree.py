@@ -43,7 +43,7 @@ class _Node:
     Nodes know their path but not their parent: without cycles, what a commit frees is gone at once.
     """
 
-    __slots__ = ("chances", "children", "epoch", "key", "path", "raw", "reach", "tokens")
+    __slots__ = ("chances", "children", "drawn", "epoch", "key", "path", "raw", "reach", "tokens")
 
     def __init__(self, path: tuple[int, ...], reach: float, key: int, epoch: int) -> None:
         self.path = path
@@ -54,6 +54,8 @@ class _Node:
         self.tokens: tuple[int, ...] = ()
         self.raw: tuple[float, ...] = ()
         self.chances: list[float] = []
+        self.drawn = False
+        """The first child was drawn from a q that is sent along."""
         self.children: dict[int, _Node] = {}
 
 
@@ -127,6 +129,7 @@ class OutcomeTree:
         node.tokens = answer.tokens[:kept]
         node.raw = answer.confidences[:kept]
         node.chances = self._calibration.probabilities(node.raw)
+        node.drawn = answer.support is not None
         self._add_candidates(node, heapq.heappush)
         return self._expansion(node, answer.support)
 
@@ -147,11 +150,21 @@ class OutcomeTree:
         if len(node.path) + 1 >= self._settings.depth:
             return
         least, reach, children = self._settings.min_reach, node.reach, node.children
-        for rank, chance in enumerate(node.chances):
+        for rank, chance in enumerate(self._odds(node)):
             value = reach * chance
             if value >= least and rank not in children:
                 self._ticket += 1
                 add(self._candidates, (-value, self._ticket, node, rank))
+
+    def _odds(self, node: _Node) -> list[float]:
+        """What counts for the children's reach.
+
+        Where tokens are drawn, trees grow by what the committed prefix fixes: the confidences at the root, and below it
+        the ranks alone. Confidences below tell what was drawn above them, and a tree that grew by them would take its
+        neighbours' width by it, and so tell the target's choice of k (see draft_path.py). Once they are committed, they
+        count.
+        """
+        return self._calibration.shares(len(node.tokens)) if node.drawn and node is not self.root else node.chances
 
     def descend(self, node: _Node, tokens: Sequence[int]) -> _Node | None:
         """The node `tokens` past `node`, the last of which may be new. None if there is no such, or no room."""
@@ -164,7 +177,7 @@ class OutcomeTree:
                 room = self.size < self._settings.nodes and len(node.path) + 1 < self._settings.depth
                 if i < len(tokens) - 1 or not room:
                     return None
-                child = self._adopt(node, rank, node.reach * node.chances[rank])
+                child = self._adopt(node, rank, node.reach * self._odds(node)[rank])
             node = child
         return node
 
@@ -192,18 +205,21 @@ class OutcomeTree:
     def _keep(self, root: _Node) -> None:
         """Make `root` the root: what is below it stays, with reach renormalised, the rest is freed."""
         self.root = root
-        scale, shift = 1.0 / root.reach, len(root.path)
+        shift = len(root.path)
+        root.reach = 1.0
         self.size = 0
         self._candidates = []
         stack = [root]
         while stack:
             node = stack.pop()
             node.epoch = self.epoch
-            node.reach *= scale
             node.path = node.path[shift:]
             self.size += 1
             self._add_candidates(node, list.append)
-            stack.extend(node.children.values())
+            odds = self._odds(node) if node.children else ()
+            for rank, child in node.children.items():
+                child.reach = node.reach * odds[rank]
+                stack.append(child)
         heapq.heapify(self._candidates)
 
     def expanded(self) -> dict[tuple[int, ...], float]:

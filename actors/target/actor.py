@@ -49,7 +49,7 @@ class TargetActor(Replica[TargetMessage, VerdictBatch]):
     def _prepare(self) -> ModelCard:
         model = self._make_model()
         card = model.card()
-        self._controller = LookaheadController(self._settings.lookahead)
+        self._controller = LookaheadController(self._settings.lookahead, self._settings.rule)
         self._mailbox = Mailbox(card.vocabulary)
         self._accounts = PassMetrics(self._recorder, self._settings)
         self._scheduler = Scheduler(model, self._settings, self._mailbox, self._controller, self._clock)

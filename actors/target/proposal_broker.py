@@ -77,7 +77,7 @@ class ProposalBroker:
         self._alarm = alarm
         self._failed: list[Decided] = []
         self._mailbox = Mailbox(vocabulary)
-        self._controller = LookaheadController(settings.lookahead)
+        self._controller = LookaheadController(settings.lookahead, settings.rule)
         self._sequences: dict[str, _Sequence] = {}
         self._changed = threading.Condition()
         self._facts = PassFacts()

@@ -128,7 +128,7 @@ class _Target:
         )
         model = EmulatedTarget(simulation.given.target, settings, clock=self._clock, sleep=self._clock.sleep)
         self._mailbox = Mailbox(model.card().vocabulary)
-        self._controller = LookaheadController(settings.lookahead)
+        self._controller = LookaheadController(settings.lookahead, settings.rule)
         self._scheduler = Scheduler(model, settings, self._mailbox, self._controller, self._clock)
         self._running = False
         self._ready_at = 0.0

@@ -11,11 +11,11 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from actors.algorithms.control.lookahead import LookaheadController
+from actors.algorithms.control.lookahead import LookaheadController, Phase
 from actors.algorithms.outcome_tree import Forest
 from actors.engines.protocol import DraftModel, TargetModel
 from actors.messages import Alternatives, Expansion, FinishReason, OpenSequence, ProposalBatch, Verdict, prefix_key
-from actors.settings import LookaheadSettings, TargetSettings, TreeSettings
+from actors.settings import LookaheadSettings, Rule, TargetSettings, TreeSettings
 from actors.target.mailbox import Mailbox
 from actors.target.scheduler import Scheduler
 
@@ -36,7 +36,7 @@ class RandomLookahead(LookaheadController):
     """Verifies any part of what there is: a coin decides, which no rule may mind."""
 
     def __init__(self, settings: LookaheadSettings, rng: random.Random) -> None:
-        super().__init__(settings)
+        super().__init__(settings, "coupled")
         self._rng = rng
 
     def plan(self, paths: Mapping[str, Sequence[float]], *tokens: int) -> dict[str, int]:
@@ -52,8 +52,14 @@ class Answer:
     alternatives: list[Alternatives] = field(default_factory=list)
     finish: FinishReason | None = None
     error: Exception | None = None
+    tested: list[bool] = field(default_factory=list)
+    """Per token: was there a draft token that was verified in its place?"""
+    phases: list[Phase] = field(default_factory=list)
+    """Per token: what its pass was for."""
 
-    def add(self, verdict: Verdict) -> None:
+    def add(self, verdict: Verdict, phase: Phase) -> None:
+        self.tested.extend(n < verdict.proposed for n in range(len(verdict.tokens)))
+        self.phases.extend(phase for _ in verdict.tokens)
         self.tokens.extend(verdict.tokens)
         self.margins.extend(verdict.margins)
         self.alternatives.extend(verdict.alternatives)
@@ -76,7 +82,7 @@ class LossyPath:
     steps: tuple[int, ...] = (0, 2, 4, 6)
     """Draft steps in the time of one pass: one of these."""
     clock: Callable[[], float] = lambda: 0.0
-    controller: Callable[[LookaheadSettings], LookaheadController] = LookaheadController
+    controller: Callable[[LookaheadSettings, Rule], LookaheadController] = LookaheadController
     proposed: int = 0
     accepted: int = 0
     passes: int = 0
@@ -87,7 +93,7 @@ class LossyPath:
         """The answers by sequence, at most settings.slots at a time."""
         self._mailbox = Mailbox(self.target.card().vocabulary)
         self._forest = Forest(self.tree)
-        controller = self.controller(self.settings.lookahead)
+        controller = self.controller(self.settings.lookahead, self.settings.rule)
         scheduler = Scheduler(self.target, self.settings, self._mailbox, controller, self.clock)
         answers = {opening.sequence: Answer() for opening in openings}
         self._lengths: dict[str, int] = {}
@@ -109,10 +115,11 @@ class LossyPath:
             self.rng.shuffle(arrived)
             for batch in arrived:
                 self._mailbox.offer(batch)
+            phase = controller.phase
             for ruling in scheduler.step().rulings:
                 verdict = ruling.verdict
                 self._count(verdict)
-                answers[verdict.sequence].add(verdict)
+                answers[verdict.sequence].add(verdict, phase)
                 if verdict.finish is not None:
                     running.discard(verdict.sequence)
                     self._close_draft(verdict.sequence)

@@ -137,7 +137,7 @@ def sweep(
     references |= {opening.sequence: rest for opening, rest in resumed}
     scripts: dict[str, Sequence[int]] = {o.sequence: [*o.committed, *references[o.sequence].tokens] for o in openings}
     drafts = draft(scripts) if draft is not None else ScriptedDrafts(scripts, card.vocabulary, rng)
-    path = LossyPath(target, drafts, settings, rng, controller=lambda it: RandomLookahead(it, rng))
+    path = LossyPath(target, drafts, settings, rng, controller=lambda it, _: RandomLookahead(it, rng))
     found = Sweep(tolerance, settings=len(alone))
     for name, answer in path.run(openings).items():
         compare(found, name, references[name], answer)

@@ -10,53 +10,47 @@ Pure: seconds come in as arguments. Knows nothing of engines, mailboxes or links
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from actors.algorithms.control.cost import PassCost
 from actors.algorithms.control.hold_policy import HoldPolicy
 from actors.algorithms.control.payoff import Payoff
-from actors.settings import LookaheadSettings
+from actors.algorithms.draft_path import DraftPath, OpenPath
+from actors.settings import LookaheadSettings, Rule
 
 
-def choose(paths: Sequence[Sequence[float]], cost: PassCost, plain_tokens: int) -> list[int]:
-    """The lookahead of each sequence that maximises expected committed tokens per second of one pass.
+def choose(paths: Sequence[DraftPath], cost: PassCost, plain_tokens: int, most: int | None = None) -> float:
+    """Take of each path what maximises expected committed tokens per second of one pass. Returns the expected gain.
 
-    paths: per sequence, the probability that each draft token is accepted given that those before it are.
-    plain_tokens: in the pass without any draft, not counting chunks of prompts. These are work that must be done
-        sometime, at its own price, and commits nothing yet: counted as time of this pass, it would make a commit look
-        dear and drafts worth verifying that are not, which delays all the prompts behind it.
+    plain_tokens: in the pass without any draft, not counting chunks of prompts: one for each sequence that decodes,
+        with drafts or without, and commits one. Prompts are work that must be done sometime, at its own price, and
+        commits nothing yet: counted as time of this pass, it would make a commit look dear and drafts worth verifying
+        that are not, which delays all the prompts behind it.
+    most: draft tokens in the whole pass, fixed before any was seen.
+
+    The gain is expected tokens per second over those of the pass without any draft, less one. A path's next token is
+    taken if it commits more per second than the pass does so far: the most likely one of all paths first, so that what
+    is taken of a path depends on nothing behind it.
     """
-    gains: list[tuple[float, int]] = []
-    for i, confidences in enumerate(paths):
-        reach = 1.0
-        for confidence in confidences:
-            reach *= confidence
-            gains.append((reach, i))
-    gains.sort(key=lambda gain: -gain[0])
-    chosen = [0] * len(paths)
-    committed, seconds = float(len(paths)), cost(plain_tokens)
-    for gain, i in gains:
-        # The ratio rises as long as the next token commits more per second than the pass does so far.
-        if gain <= 0.0 or gain * seconds < committed * cost.slope:
-            break
-        chosen[i] += 1
-        committed += gain
-        seconds += cost.slope
-    return chosen
-
-
-def expected_gain(paths: Sequence[Sequence[float]], chosen: Sequence[int], cost: PassCost, plain_tokens: int) -> float:
-    """Expected tokens per second of the pass with the chosen lookahead, over those without any draft, less one."""
     plain = cost(plain_tokens)
-    if plain <= 0.0 or not any(chosen):
-        return 0.0
-    committed = float(len(paths))
-    for path, k in zip(paths, chosen, strict=True):
-        reach = 1.0
-        for confidence in path[:k]:
-            reach *= confidence
-            committed += reach
-    return committed / len(paths) * plain / (plain + sum(chosen) * cost.slope) - 1.0
+    committed, seconds, slope = float(plain_tokens), plain, cost.slope
+    heads = [(-path.reach, i) for i, path in enumerate(paths)]
+    heapq.heapify(heads)
+    left = math.inf if most is None else most
+    while heads and left > 0:
+        gain, i = -heads[0][0], heads[0][1]
+        if gain <= 0.0 or gain * seconds < committed * slope:
+            break
+        path = paths[i]
+        path.take()
+        committed += gain
+        seconds += slope
+        left -= 1
+        heapq.heapreplace(heads, (-path.reach, i))
+    return committed / plain_tokens * plain / seconds - 1.0 if paths and plain > 0.0 else 0.0
 
 
 OFF_BELOW = 0.02
@@ -70,6 +64,10 @@ DOUBTFUL_BELOW = 0.25
 
 PROBE = 64
 """Passes of like size after which one of another size is run: without, the cost of a token could not be told."""
+
+
+Phase = Literal["usual", "off", "probing", "trying"]
+"""trying: on or off, to find out by the wall clock which is better (payoff.py)."""
 
 
 class _Trust:
@@ -98,16 +96,22 @@ class _Trust:
 
 
 class LookaheadController:
-    """Decides for one target replica. Used from its model thread."""
+    """Decides for one target replica. Used from its model thread.
 
-    def __init__(self, settings: LookaheadSettings) -> None:
+    rule: the target's; what may be seen of drafts depends on it (draft_path.py).
+    probe_after: passes of like size before a probe.
+    """
+
+    def __init__(self, settings: LookaheadSettings, rule: Rule, probe_after: int = PROBE) -> None:
         self.cost = PassCost()
         self._settings = settings
+        self._path = OpenPath if rule == "coupled" else DraftPath
         self._trust: dict[str, _Trust] = {}
         self._waiting = HoldPolicy(settings.max_wait_ms / 1e3)
         self._accepted = self._tried = 0
         self._usual_tokens = 0.0
-        self._alike = PROBE - 4
+        self._probe_after = probe_after
+        self._alike = probe_after - 4
         self._gain = _FIRST_GAIN
         self._payoff = Payoff(OFF_BELOW)
 
@@ -118,6 +122,15 @@ class LookaheadController:
         """None is verified for now: of the drafts at hand for the last few passes, hardly any were worth it, or it was
         tried out that they do not pay."""
         return self._gain < OFF_BELOW or not self._payoff.allows
+
+    @property
+    def phase(self) -> Phase:
+        """What the next pass is for. Known before its drafts are: it decides what becomes of them."""
+        if self._payoff.is_trying:
+            return "trying"
+        if self._alike >= self._probe_after:
+            return "probing"
+        return "off" if self.is_off else "usual"
 
     def plan(self, paths: Mapping[str, Sequence[float]], plain_tokens: int) -> dict[str, int]:
         """Lookahead of each sequence in the pass that is formed now.
@@ -130,32 +143,43 @@ class LookaheadController:
             limit = settings.maximum if settings.mode == "fixed" else self._scheduled(len(paths))
             self._expect(paths, float(limit > 0))
             return {name: min(len(path), limit) for name, path in paths.items()}
-        trusted = [self._trusted(name, path[: settings.maximum]) for name, path in paths.items()]
-        chosen: Sequence[int] = choose(trusted, self.cost, plain_tokens)
-        self._expect(paths, expected_gain(trusted, chosen, self.cost, plain_tokens))
-        if self.is_off:
-            chosen = [0] * len(trusted)
-        if self._alike >= PROBE and not self._payoff.is_trying:
-            chosen = self._probe(trusted, chosen, plain_tokens)
-        return dict(zip(paths, chosen, strict=True))
+        depth = settings.maximum
+        views = [self._path(self._trusted(name, path[:depth])) for name, path in paths.items()]
+        prospects = [view.prospect(depth) for view in views]
+        self._expect(paths, choose(prospects, self.cost, plain_tokens))
+        if self.phase == "probing":
+            self._probe(views, plain_tokens)
+        elif not self.is_off:
+            if self._path is OpenPath:
+                views = prospects  # chosen with all in sight already
+            else:
+                choose(views, self.cost, plain_tokens)
+        return {name: view.taken for name, view in zip(paths, views, strict=True)}
 
     def _expect(self, paths: Mapping[str, Sequence[float]], expected: float) -> None:
         """Only passes with drafts at hand tell what drafts are worth."""
         if any(paths.values()):
             self._gain += _GAIN_RATE * (expected - self._gain)
 
-    def _probe(self, paths: Sequence[Sequence[float]], chosen: Sequence[int], plain_tokens: int) -> Sequence[int]:
-        """A pass of another size: half the lookahead, or, where there is none, a token for every second sequence.
+    def _probe(self, views: Sequence[DraftPath], plain_tokens: int) -> None:
+        """A pass of another size: over half the usual draft tokens, or, where none are usual, over as many as would
+        make it half as large again, the first ones of each path first.
 
-        None where too few drafts are at hand to make it one: it would be tried again in every pass.
+        The size is fixed before anything is seen. One such pass is enough, however little it differs: how much of the
+        cost of a token can be told from it is for the fit to say, and another right after it would tell no more.
         """
-        if any(chosen):
-            return [k // 2 for k in chosen]
-        tokens = [0] * len(paths)
-        offered = [i for i, path in enumerate(paths) if path][: max(1, plain_tokens // 2)]
-        for i in offered:
-            tokens[i] = 1
-        return tokens if len(offered) >= plain_tokens / 3 else chosen
+        usual = round(self._usual_tokens) - plain_tokens
+        if usual > 0:
+            self._alike = -1  # the probe itself is not one of them
+            if not self.is_off:
+                choose(views, self.cost, plain_tokens, most=usual // 2)
+            return
+        left = max(1, plain_tokens // 2)
+        while left > 0 and (offered := [view for view in views if view.reach > 0.0]):
+            self._alike = -1
+            for view in offered[:left]:
+                view.take()
+            left -= len(offered)
 
     def _scheduled(self, batch: int) -> int:
         steps = [size for size in self._settings.schedule if size <= batch]

@@ -36,10 +36,25 @@ def test_shared_noise_ranks_as_the_target_would(rule: Rule) -> None:
     g = gumbel(torch.tensor([5]), torch.tensor([9]), torch.arange(V), dtype=torch.float64)[0]
     scores = (logits[0] / 0.7).log_softmax(-1) + g
     assert list(ranked.tokens) == scores.topk(4).indices.tolist()
-    assert ranked.confidences == pytest.approx(scores.softmax(-1).topk(4).values.tolist())
     assert ranked.support is None
+    if rule == "coupled":
+        assert ranked.confidences == pytest.approx(scores.softmax(-1).topk(4).values.tolist())
     block = Block(SamplingSettings(temperature=0.7), 5, 9, [1], [], rule="coupled")
     assert verify_blocks(logits, [block])[0].tokens == ranked.tokens[:1]
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "typical"])
+def test_confidences_tell_nothing_of_the_draw(rule: Rule) -> None:
+    """100 draws from q = (.5, .3, .2): all three tokens, and one confidence, .38 for the one drawn."""
+    logits = torch.tensor([[0.5, 0.3, 0.2]]).log()
+    sampling = SamplingSettings()
+    found = [
+        rank_children(logits, [DraftRow(sampling, seed, 9, prefix=seed)], branching=2, support=3, rule=rule)[0]
+        for seed in range(100)
+    ]
+    assert len({row.tokens[0] for row in found}) == 3
+    assert len({row.confidences for row in found}) == 1
+    assert found[0].confidences == pytest.approx((0.38, 0.5 * 0.5 + 0.3 * 0.5))
 
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection", "block", "typical"])

@@ -16,7 +16,7 @@ class Bench:
     """One target whose draft answers `lag` after a pass ended, then every `gap`; passes cost the same whatever."""
 
     def __init__(self, lag: float, gap: float, acceptance: float, sequences: int = 1, **settings_of) -> None:
-        self.controller = LookaheadController(LookaheadSettings(**settings_of))
+        self.controller = LookaheadController(LookaheadSettings(**settings_of), "coupled")
         self.lag, self.gap, self.acceptance = lag, gap, acceptance
         self.names = [str(i) for i in range(sequences)]
         self.now = 0.0
@@ -102,7 +102,7 @@ def test_bounded_waits_for_the_first_token_and_full_for_all():
 
 
 def test_drafts_that_never_came_are_not_waited_for():
-    controller = LookaheadController(LookaheadSettings(wait="bounded"))
+    controller = LookaheadController(LookaheadSettings(wait="bounded"), "coupled")
     assert controller.hold(0.0, {"a": 0}, 0) == 0.0
 
 

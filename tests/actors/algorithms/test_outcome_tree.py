@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from actors.algorithms.outcome_tree import IDLE_WEIGHT, QUIET_AFTER, QUIET_ROUNDS, Forest
 from actors.engines.protocol import Expand, Ranked
-from actors.messages import EMPTY_PREFIX, prefix_key
+from actors.messages import EMPTY_PREFIX, Support, prefix_key
 from actors.settings import TreeSettings
 
 PROMPT = (5, 6, 7)
@@ -61,6 +61,28 @@ def test_best_first_by_reach():
     assert [r.path for r in forest.frontier(1)] == [(1,)]
     forest.grow([answer(Expand("a", (1,)))])
     assert [r.path for r in forest.frontier(4)] == [(1, 1), (2,), (1, 2), (3,)]
+
+
+@pytest.mark.parametrize("chosen", [0, 1, 2])
+def test_what_is_drawn_in_one_tree_gives_its_neighbours_no_more_and_no_less(chosen: int):
+    """Sequence a draws 0, 1 or 2, and the draft is the surer of what follows the larger that is. Which of the trees'
+    nodes are asked for, by rank, is what it is for the 0."""
+
+    def asked(drawn: int) -> list[tuple[str, tuple[int, ...]]]:
+        orders = {"a": (drawn, *(token for token in range(3) if token != drawn)), "b": (0, 1, 2)}
+        found = []
+        forest = forest_with("a", "b", nodes=64)
+        for _ in range(40):
+            for request in forest.frontier(1):
+                name, path, order = request.sequence, request.path, orders[request.sequence]
+                found.append((name, tuple(order.index(token) for token in path)))
+                q = 0.3 + 0.3 * path[0] if name == "a" and path else 0.4
+                shares = (q, (1 - q) / 2, (1 - q) / 2)
+                forest.grow([Ranked(name, path, order, shares, Support(order, shares))])
+        return found
+
+    assert {name for name, _ in asked(chosen)} == {"a", "b"}
+    assert asked(chosen) == asked(0)
 
 
 def test_expansions_name_prefixes_by_content():

@@ -105,7 +105,7 @@ def test_nothing_is_tried_where_the_computed_gain_is_clear() -> None:
 
 def test_the_controller_verifies_nothing_that_was_tried_in_vain() -> None:
     """By pass times alone, drafts of 16 sequences gain 20 %; around the passes more is lost."""
-    controller = LookaheadController(LookaheadSettings(mode="adaptive", maximum=1))
+    controller = LookaheadController(LookaheadSettings(mode="adaptive", maximum=1), "coupled")
     paths = {str(n): (0.4,) for n in range(16)}
     on = []
     for number in range(FIRST + REST):

@@ -39,7 +39,7 @@ def started(confidence: float) -> Scheduler:
     settings = TargetSettings(slots=2 * DECODING, context=1024)
     model = EmulatedTarget(spec, settings, clock=clock, sleep=clock.sleep)
     mailbox = Mailbox(model.card().vocabulary)
-    controller = LookaheadController(settings.lookahead)
+    controller = LookaheadController(settings.lookahead, settings.rule)
     scheduler = Scheduler(model, settings, mailbox, controller, clock)
     for i in range(DECODING):
         scheduler.open("owner", opening(f"s{i}", 1 + i))
