@@ -26,25 +26,16 @@ class Choices(Protocol):
 def walk(tokens: Sequence[int], parents: Sequence[int], choices: Choices) -> list[int]:
     """The nodes that stand, from the root on. The token that follows them is the choice at the last one's row.
 
-    Asks for the choices on the way only. Of duplicate siblings the first is taken; nodes that come before their parents
-    are never reached.
+    Asks for the choices on the way only, in order, and for the one that follows. Of duplicate siblings the first is
+    taken; nodes that come before their parents are never reached.
     """
-    if not parents:
-        return _walk_path(tokens, choices)
     path: list[int] = []
     at, choice = -1, choices[0]
-    for i, parent in enumerate(parents):
+    for i, parent in enumerate(parents or range(-1, len(tokens) - 1)):
         if parent == at and tokens[i] == choice:
             path.append(i)
             at, choice = i, choices[i + 1]
     return path
-
-
-def _walk_path(tokens: Sequence[int], choices: Choices) -> list[int]:
-    length = 0
-    while length < len(tokens) and choices[length] == tokens[length]:
-        length += 1
-    return list(range(length))
 
 
 def is_path(parents: Sequence[int]) -> bool:

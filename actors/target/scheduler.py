@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from actors.algorithms.control.lookahead import LookaheadController
+from actors.algorithms.draft_tree import branch_chances, main_path
 from actors.algorithms.types import Outcome
 from actors.engines.protocol import Proposal, Row, TargetModel
 from actors.errors import OutriderError, OverloadedError
@@ -112,7 +113,13 @@ class Scheduler:
         self._mailbox = mailbox
         self._controller = controller
         self._clock = clock
-        self._eos = frozenset(model.card().eos)
+        card = model.card()
+        self._eos = frozenset(card.eos)
+        lookahead = settings.lookahead
+        self._tree_nodes = lookahead.tree if card.trees and settings.rule == "coupled" else 0
+        """Most nodes of a sequence in a pass; 0: paths only."""
+        if lookahead.mode != "adaptive":
+            self._tree_nodes = 0
         self._free = list(range(settings.slots - 1, -1, -1))
         self._running: dict[str, _Sequence] = {}
         self._waiting: deque[_Sequence] = deque()
@@ -237,8 +244,9 @@ class Scheduler:
                 budget -= len(pending)
             parts.append((sequence, pending, decide))
         rooms = [(s.opening.sequence, self._room(s)) for s, _, decide in parts if decide]
-        paths = {name: self._mailbox.path(name, room) for name, room in rooms if room > 0}
-        lookahead = self._controller.plan({name: path.confidences for name, path in paths.items()}, len(rooms))
+        paths = {name: self._drafts(name, room) for name, room in rooms if room > 0}
+        trees = {name: path.parents for name, path in paths.items() if path.parents}
+        lookahead = self._controller.plan({name: path.confidences for name, path in paths.items()}, len(rooms), trees)
         turns: list[_Turn] = []
         for sequence, pending, decide in parts:
             name = sequence.opening.sequence
@@ -250,6 +258,12 @@ class Scheduler:
             declined = k == 0 if path.tokens else self._controller.is_off
             turns.append(_Turn(sequence, pending, decide, wanting=True, proposal=path.cut(k), declined=declined))
         return turns
+
+    def _drafts(self, name: str, room: int) -> Proposal:
+        """The drafts at hand, at most `room` deep."""
+        if self._tree_nodes:
+            return self._mailbox.tree(name, self._tree_nodes, room)
+        return self._mailbox.path(name, room)
 
     def _verify(self, turns: list[_Turn]) -> list[Outcome | None]:
         return self._model.forward([turn.row() for turn in turns]) if turns else []
@@ -275,14 +289,14 @@ class Scheduler:
         sequence, name = turn.sequence, turn.sequence.opening.sequence
         position = len(sequence.tokens)
         tokens, finish = self._cut(sequence, outcome.tokens)
-        proposed, accepted = len(turn.proposal.tokens), min(outcome.accepted, len(tokens))
+        proposed, accepted = _on_path(turn.proposal, outcome), min(outcome.accepted, len(tokens))
         if outcome.error is not None and finish is None:  # no token can be chosen here: the answer cannot go on
             finish = "error"
         sequence.tokens.extend(tokens)
         sequence.generated += len(tokens)
         sequence.cached += min(accepted, max(len(tokens) - 1, 0))
         if turn.proposal.tokens:
-            self._controller.observe_block(name, turn.proposal.confidences, outcome.accepted)
+            self._controller.observe_block(name, _chances(turn.proposal, outcome), outcome.accepted)
         if finish is None:
             self._model.record(sequence.slot, tokens)
             self._mailbox.commit(name, tokens)
@@ -333,3 +347,17 @@ class Scheduler:
         position = len(opening.prompt) + len(opening.committed)
         verdict = Verdict(opening.sequence, position, (), finish="error", error=error)
         self._refusals.append(Ruling(owner, verdict))
+
+
+def _on_path(proposal: Proposal, outcome: Outcome) -> int:
+    """Draft tokens on the path: of a tree, the accepted ones and the most likely path on from there."""
+    if not proposal.parents:
+        return len(proposal.tokens)
+    return len(outcome.path) + len(main_path(proposal.parents, outcome.path[-1] if outcome.path else -1))
+
+
+def _chances(proposal: Proposal, outcome: Outcome) -> Sequence[float]:
+    """At each place on the path, the chance that a draft token is accepted there."""
+    if not proposal.parents:
+        return proposal.confidences
+    return branch_chances(proposal.confidences, proposal.parents, outcome.path)

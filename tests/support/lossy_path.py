@@ -39,7 +39,7 @@ class RandomLookahead(LookaheadController):
         super().__init__(settings, "coupled")
         self._rng = rng
 
-    def plan(self, paths: Mapping[str, Sequence[float]], *tokens: int) -> dict[str, int]:
+    def plan(self, paths: Mapping[str, Sequence[float]], *rest: object) -> dict[str, int]:
         return {name: self._rng.randint(0, len(path)) for name, path in paths.items()}
 
 

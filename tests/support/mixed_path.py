@@ -75,7 +75,7 @@ class HalvingLookahead(TryingLookahead):
     a probe, which every pass is (where halving changed a pass by less than a quarter, it was tried again in the next);
     and the bar is what sequences with drafts commit, by the time of all."""
 
-    def plan(self, paths: Mapping[str, Sequence[float]], plain_tokens: int) -> dict[str, int]:
+    def plan(self, paths: Mapping[str, Sequence[float]], plain_tokens: int, *rest: object) -> dict[str, int]:
         gains = [(-reach, name) for name, path in paths.items() for reach in accumulate(self._trusted(name, path), mul)]
         chosen = dict.fromkeys(paths, 0)
         committed, seconds = float(len(paths)), self.cost(plain_tokens)

@@ -13,12 +13,14 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Literal
 
 from actors.algorithms.control.cost import PassCost
 from actors.algorithms.control.hold_policy import HoldPolicy
 from actors.algorithms.control.payoff import Payoff
 from actors.algorithms.draft_path import DraftPath, OpenPath
+from actors.algorithms.draft_tree import depths, reaches
 from actors.settings import LookaheadSettings, Rule
 
 
@@ -65,6 +67,8 @@ DOUBTFUL_BELOW = 0.25
 PROBE = 64
 """Passes of like size after which one of another size is run: without, the cost of a token could not be told."""
 
+
+NO_TREES: Mapping[str, Sequence[int]] = {}
 
 Phase = Literal["usual", "off", "probing", "trying"]
 """trying: on or off, to find out by the wall clock which is better (payoff.py)."""
@@ -132,11 +136,17 @@ class LookaheadController:
             return "probing"
         return "off" if self.is_off else "usual"
 
-    def plan(self, paths: Mapping[str, Sequence[float]], plain_tokens: int) -> dict[str, int]:
-        """Lookahead of each sequence in the pass that is formed now.
+    def plan(
+        self,
+        paths: Mapping[str, Sequence[float]],
+        plain_tokens: int,
+        trees: Mapping[str, Sequence[int]] = NO_TREES,
+    ) -> dict[str, int]:
+        """Lookahead of each sequence in the pass that is formed now: how many of its draft tokens are verified.
 
         paths: confidences of the draft tokens at hand. plain_tokens: tokens in the pass without any of them, not
-        counting chunks of prompts: one for each sequence that decodes.
+        counting chunks of prompts: one for each sequence that decodes. trees: the parents of those draft tokens that
+        are trees, best nodes first (coupled rule and adaptive mode only); see draft_tree.py.
         """
         settings = self._settings
         if settings.mode != "adaptive":
@@ -144,8 +154,11 @@ class LookaheadController:
             self._expect(paths, float(limit > 0))
             return {name: min(len(path), limit) for name, path in paths.items()}
         depth = settings.maximum
-        views = [self._path(self._trusted(name, path[:depth])) for name, path in paths.items()]
-        prospects = [view.prospect(depth) for view in views]
+        views = [
+            self._tree(name, path, trees[name]) if name in trees else self._path(self._trusted(name, path[:depth]))
+            for name, path in paths.items()
+        ]
+        prospects = [view.prospect(max(depth, settings.tree)) for view in views]
         self._expect(paths, choose(prospects, self.cost, plain_tokens))
         if self.phase == "probing":
             self._probe(views, plain_tokens)
@@ -193,8 +206,23 @@ class LookaheadController:
         factor = trust.factor()
         return [min(1.0, factor * confidence) for confidence in path]
 
+    def _tree(self, name: str, confidences: Sequence[float], parents: Sequence[int]) -> DraftPath:
+        """Its nodes, whose chances count as far as those of this sequence are kept."""
+        reach = reaches(confidences, parents)
+        trust = self._trust.get(name)
+        if trust is not None:
+            trust.fade()
+            factor = trust.factor()
+            trusted = [min(1.0, r * factor**depth) for r, depth in zip(reach, depths(parents), strict=True)]
+            reach = list(accumulate(trusted, min))  # cut in the order in which they come
+        return OpenPath.over(reach)
+
     def observe_block(self, sequence: str, confidences: Sequence[float], accepted: int) -> None:
-        """Of a proposal with these confidences, the first `accepted` tokens were accepted."""
+        """Of a proposal with these confidences, the first `accepted` tokens were accepted.
+
+        Of a tree, they are the chances that one of the children comes true, at each node that was come to
+        (draft_tree.branch_chances).
+        """
         self._trust.setdefault(sequence, _Trust()).observe(confidences, accepted)
         self._accepted += accepted
         self._tried += min(accepted + 1, len(confidences))
