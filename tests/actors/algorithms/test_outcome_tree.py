@@ -50,7 +50,7 @@ def test_the_first_thing_asked_is_the_committed_prefix():
     (expansion,) = forest.grow([answer(Expand("a", ()))])["a"]
     assert (expansion.parent, expansion.position) == (KEY, 3)
     assert expansion.tokens == (1, 2, 3)  # a pass may verify the alternatives too
-    assert expansion.confidences == pytest.approx((0.6,))
+    assert expansion.confidences == pytest.approx((0.6, 0.2, 0.1))
 
 
 def test_best_first_by_reach():
