@@ -141,8 +141,10 @@ class Verdict:
     """What one target pass decided for one sequence.
 
     tokens: committed by this pass, from absolute `position` on; empty while a prompt is still being prefilled.
+    proposed: draft tokens verified; of a tree those on the path that came true and on the most likely path from there.
     accepted: how many of them were draft tokens; the one after is a correction (accepted < proposed), a bonus
         (accepted == proposed > 0) or plain (nothing was proposed). A stop inside the block cuts `tokens` short.
+    branches: places of the accepted tokens that were alternatives to a more likely one in the same pass.
     margins: distance between the two best scores at each token, when asked for (to detect near-ties).
     declined: drafts were at hand and the lookahead controller found none worth verifying, or there were none and it has
         not found any worth it for a while; so the draft should do no more than keep up.
@@ -158,11 +160,12 @@ class Verdict:
     margins: tuple[float, ...] = ()
     declined: bool = False
     error: Exception | None = None
+    branches: tuple[int, ...] = ()
 
     def __reduce__(self) -> tuple[type[Verdict], tuple[object, ...]]:
         """See Expansion."""
         told = (self.sequence, self.position, self.tokens, self.proposed, self.accepted)
-        rest = (self.finish, self.alternatives, self.margins, self.declined, self.error)
+        rest = (self.finish, self.alternatives, self.margins, self.declined, self.error, self.branches)
         return Verdict, told if rest == _NOTHING_MORE else told + rest
 
     def origins(self) -> list[TokenOrigin]:
@@ -173,7 +176,7 @@ class Verdict:
         return ["accepted" if i < self.accepted else last for i in range(len(self.tokens))]
 
 
-_NOTHING_MORE = (None, (), (), False, None)
+_NOTHING_MORE = (None, (), (), False, None, ())
 """What most verdicts say last."""
 
 

@@ -77,3 +77,12 @@ def branch_chances(confidences: Sequence[float], parents: Sequence[int], path: S
         if parent in sums:
             sums[parent] += confidence
     return [min(1.0, total) for total in sums.values() if total > 0.0]
+
+
+def branch_points(parents: Sequence[int], path: Sequence[int]) -> list[int]:
+    """Places of `path` whose node is not the first child of its parent."""
+    found: list[int] = []
+    for place, node in enumerate(path):
+        if parents[node] in parents[:node]:
+            found.append(place)
+    return found

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from actors.algorithms.control.lookahead import LookaheadController
-from actors.algorithms.draft_tree import branch_chances, main_path
+from actors.algorithms.draft_tree import branch_chances, branch_points, main_path
 from actors.algorithms.types import Outcome
 from actors.engines.protocol import Proposal, Row, TargetModel
 from actors.errors import OutriderError, OverloadedError
@@ -315,6 +315,7 @@ class Scheduler:
             margins=outcome.margins[:n],
             declined=turn.declined,
             error=outcome.error if finish == "error" else None,
+            branches=tuple(i for i in branch_points(turn.proposal.parents, outcome.path) if i < n),
         )
 
     def _cut(self, sequence: _Sequence, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:

@@ -86,6 +86,8 @@ class LossyPath:
     proposed: int = 0
     accepted: int = 0
     passes: int = 0
+    branches: int = 0
+    """Accepted tokens that were alternatives to a more likely one in the same pass."""
     lengths: set[int] = field(default_factory=set)
     """Lookaheads that occurred."""
 
@@ -134,6 +136,7 @@ class LossyPath:
         self.passes += 1
         self.proposed += verdict.proposed
         self.accepted += verdict.accepted
+        self.branches += len(verdict.branches)
         self.lengths.add(verdict.proposed)
 
     def _open_draft(self, opening: OpenSequence) -> None:
