@@ -120,7 +120,6 @@ class SlotCache:
         for layer in (*self.keys, *self.values):
             layer[slot, :, start : start + len(cells)] = layer[slot].index_select(1, source)
 
-
     def move(self, moves: Sequence[Move]) -> None:
         """Copy nodes of many slots' trees into their prefixes."""
         if not moves:

@@ -100,7 +100,9 @@ class TransformersTarget:
         grammars = [self._requests[row.slot].grammar for row in rows if row.decide]
         decided = iter(verify_blocks(logits, blocks, grammars))
         outcomes = [next(decided) if row.decide else None for row in rows]
-        self._model.move(self._cache, [move for row, it in zip(rows, outcomes, strict=True) for move in self._moves(row, it)])
+        self._model.move(
+            self._cache, [move for row, it in zip(rows, outcomes, strict=True) for move in self._moves(row, it)]
+        )
         return outcomes
 
     def _parts(self, row: Row) -> Sequence[SlotRow]:

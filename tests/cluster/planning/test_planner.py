@@ -13,7 +13,9 @@ from cluster.planning.simulator import SimulationInput, plain_rate, simulate
 TREE = TreeSettings(width=32, branching=9, depth=24, nodes=2048, min_reach=1e-3)
 
 
-def given(acceptance: float = 0.8, corrections: tuple[float, ...] = (0.4, 0.55, 0.72, 0.85), **changes: object) -> PlanInput:
+def given(
+    acceptance: float = 0.8, corrections: tuple[float, ...] = (0.4, 0.55, 0.72, 0.85), **changes: object
+) -> PlanInput:
     """The reference hardware: pass 25 ms, step 3 ms, hop 2 ms, one sequence."""
     agreement = Agreement.model_validate({"acceptance": acceptance, "spread": 0.0, "corrections": corrections})
     fields: dict[str, object] = {
