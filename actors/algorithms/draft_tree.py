@@ -6,7 +6,8 @@ the root. No parents at all (`()`) stand for a path.
 
 The target's own token at a node is a fact under the coupled rule and at temperature 0, whatever else is in the pass: it
 is argmax(log p + g) after that node's prefix. So the walk needs no scheme for several drafts (compare SpecInfer, Miao et
-al., ASPLOS 2024): at each node it takes the target's token, and goes on while that token is a child.
+al., ASPLOS
+2024): at each node it takes the target's token, and goes on while that token is a child.
 
 Pure: knows no rows, logits or settings; how a row's token is chosen is the caller's.
 """
@@ -35,6 +36,17 @@ def walk(tokens: Sequence[int], parents: Sequence[int], choices: Choices) -> lis
         if parent == at and tokens[i] == choice:
             path.append(i)
             at, choice = i, choices[i + 1]
+    return path
+
+
+def follow(tokens: Sequence[int], parents: Sequence[int], said: Sequence[int]) -> list[int]:
+    """The nodes of a tree along `said`, from the root on, as far as they go."""
+    path: list[int] = []
+    at = -1
+    for i, parent in enumerate(parents):
+        if parent == at and len(path) < len(said) and tokens[i] == said[len(path)]:
+            path.append(i)
+            at = i
     return path
 
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from actors.algorithms import acceptance, draft_tree, sampling
 from actors.algorithms.gumbel_max import GumbelMax
 from actors.algorithms.noise import NoiseSource, Stream, gumbel_of, row_key, uniform
-from actors.algorithms.types import Block, Outcome
+from actors.algorithms.types import Block
 from actors.errors import EngineError, InvalidSettingError, OutriderError
-from actors.messages import Alternatives
+from actors.messages import Alternatives, VerificationResult
 
 T = TypeVar("T")
 LARGEST_MARGIN = 1e9
@@ -44,13 +44,13 @@ class _NoChoiceError(Exception):
 @torch.no_grad()
 def verify_blocks(
     logits: Tensor, blocks: Sequence[Block], grammars: Sequence[Grammar | None] | None = None
-) -> list[Outcome]:
+) -> list[VerificationResult]:
     """Decide all blocks of a pass.
 
     logits: [N, V], any float type, where block i owns the next len(drafts) + 1 rows.
     grammars: one per block, or None where the answer is free.
 
-    Raises ValueError if the rows do not add up. A block for which no token can be chosen gets an Outcome with an
+    Raises ValueError if the rows do not add up. A block for which no token can be chosen gets a result with an
     `error` (InvalidSettingError if its settings leave nothing, EngineError if the model returned no numbers).
     """
     rows = sum(len(block.drafts) + 1 for block in blocks)
@@ -148,20 +148,16 @@ def _is_simple(block: Block) -> bool:
     return settings.greedy or (block.rule == "coupled" and not sampling.filters(settings))
 
 
-def _settled(block: Block, choices: Sequence[int]) -> Outcome | None:
+def _settled(block: Block, choices: Sequence[int]) -> VerificationResult | None:
     """What becomes of a simple block whose choices are made; None if a score is unusable, or more is to be told."""
     if block.sampling.logprobs is not None:
         return None
-    if not block.parents:
-        tau = acceptance.coupled(choices, block.drafts)
-        if min(choices[: tau + 1]) < 0:
-            return None
-        return Outcome((*block.drafts[:tau], choices[tau]), tau)
     path = draft_tree.walk(block.drafts, block.parents, choices)
-    rows = [0, *(node + 1 for node in path)]
-    if min(choices[row] for row in rows) < 0:
+    last = choices[path[-1] + 1 if path else 0]
+    if last < 0:  # no draft token is negative, so the walk ends at the first unusable score
         return None
-    return Outcome((*(block.drafts[node] for node in path), choices[rows[-1]]), len(path), path=tuple(path))
+    tokens = (*(block.drafts[node] for node in path), last)
+    return VerificationResult(block.sequence, block.position, tokens, len(block.drafts), len(path))
 
 
 class _Decider:
@@ -182,7 +178,6 @@ class _Decider:
         inside = [0 <= token < verifier.size for token in block.drafts]
         self._drafts = list(block.drafts[: inside.index(False)] if False in inside else block.drafts)
         self._rows: list[int] = list(range(len(self._drafts) + 1))
-        self._path: list[int] = []
         if block.parents:
             self._drafts, self._rows = [], [0]
         self._adjusts = sampling.adjusts(block.sampling)
@@ -194,7 +189,7 @@ class _Decider:
         self._margins: dict[int, float] = {}
         self._p: dict[int, Tensor] = {}
 
-    def decide(self) -> Outcome:
+    def decide(self) -> VerificationResult:
         tokens: list[int] = []
         error: OutriderError | None = None
         try:
@@ -203,8 +198,16 @@ class _Decider:
         except _NoChoiceError as problem:
             tau, error = self._agreed(), problem.reason
             tokens = self._drafts[:tau]
-        return Outcome(
-            tuple(tokens), tau, self._alternatives(tokens), self._gaps(tokens), error, tuple(self._path[:tau])
+        block = self._block
+        return VerificationResult(
+            block.sequence,
+            block.position,
+            tuple(tokens),
+            len(block.drafts),
+            tau,
+            alternatives=self._alternatives(tokens),
+            margins=self._gaps(tokens),
+            error=error,
         )
 
     def _apply_rule(self) -> tuple[int, int]:
@@ -231,10 +234,9 @@ class _Decider:
     def _choice_at(self, row: int) -> int:
         """The target's own token at a row of a tree, which is the next one of the walk."""
         if row:
-            self._path.append(row - 1)
             self._drafts.append(self._block.drafts[row - 1])
             self._rows.append(row)
-        return self.choice(len(self._path))
+        return self.choice(len(self._drafts))
 
     def choice(self, i: int) -> int:
         """The target's own token at place i: greedy, or with the shared noise."""

@@ -19,6 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from actors.errors import InvalidSettingError, OverloadedError
 
 LIMIT_S = 1.0
+"""Of the process's own computing: a busy machine, on which it gets few turns, is no fault of the grammar."""
+PATIENCE = 30
+"""A process that gets no turns at all is waited for this many times as long by the clock."""
 MEMORY_BYTES = 2 << 30
 MOST_WAITING = 64
 REMEMBERED = 512
@@ -29,8 +32,11 @@ from llguidance import LLMatcher
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]), int(sys.argv[2])))
 print("ready", flush=True)
 for line in sys.stdin:
-    signal.setitimer(signal.ITIMER_REAL, float(sys.argv[1]))  # nobody handles the signal: it ends the process
+    # Nobody handles the signals: they end the process.
+    signal.setitimer(signal.ITIMER_PROF, float(sys.argv[1]))
+    signal.setitimer(signal.ITIMER_REAL, float(sys.argv[3]))
     problem = LLMatcher.validate_grammar(json.loads(line))
+    signal.setitimer(signal.ITIMER_PROF, 0)
     signal.setitimer(signal.ITIMER_REAL, 0)
     print(json.dumps(problem), flush=True)
 """
@@ -39,7 +45,8 @@ for line in sys.stdin:
 class GrammarCheck:
     """Lives on one event loop. One grammar at a time; what was found is remembered.
 
-    limit_s bounds what one grammar may take; the process is started when it is first needed, and after it was ended.
+    limit_s bounds the computing that one grammar may take; the process is started when it is first needed, and after
+    it was ended.
     """
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
@@ -93,7 +100,8 @@ class GrammarCheck:
         return f"it takes more than {self._limit_s:g} s, or too much memory, to compile"
 
     def _start(self) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", _PROGRAM, str(self._limit_s), str(MEMORY_BYTES)]
+        bounds = [self._limit_s, MEMORY_BYTES, PATIENCE * self._limit_s]
+        command = [sys.executable, "-c", _PROGRAM, *map(str, bounds)]
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )

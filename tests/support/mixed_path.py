@@ -53,8 +53,8 @@ behind a draw tells which it was."""
 
 
 class TryingLookahead(LookaheadController):
-    """Also tries by the (simulated) wall clock whether drafts pay, as the broker does for engines of their own pace; and
-    probes often."""
+    """Also tries by the (simulated) wall clock whether drafts pay, as the broker does for engines of their own pace;
+    and probes often."""
 
     def __init__(self, settings: LookaheadSettings, rule: Rule) -> None:
         super().__init__(settings, rule, probe_after=4)

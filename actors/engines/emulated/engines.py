@@ -13,13 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from actors.algorithms.draft_tree import walk
-from actors.algorithms.types import Outcome
 from actors.engines.emulated.language import Language, draw_key, ranked_tokens, token_at, uniform
 from actors.engines.emulated.presets import DraftSpec, TargetSpec
 from actors.engines.emulated.timing import Faults, Pacer
 from actors.engines.protocol import Expand, ModelCard, Ranked, Row
 from actors.errors import EngineError, InvalidSettingError, OverloadedError
-from actors.messages import Alternatives, OpenSequence, extend_key, prefix_key
+from actors.messages import Alternatives, OpenSequence, VerificationResult, extend_key, prefix_key
 from actors.settings import DraftSettings, TargetSettings
 
 _LOGPROB = 0x6A09E667F3BCC908
@@ -103,20 +102,20 @@ class EmulatedTarget:
         committed = [*opening.prompt, *opening.committed]
         self._slots[slot] = _Slot(opening, committed, prefix_key(committed))
 
-    def forward(self, rows: Sequence[Row]) -> list[Outcome | None]:
+    def forward(self, rows: Sequence[Row]) -> list[VerificationResult | None]:
         """Take the time of one pass. Raises EngineError for rows that a KV cache could not serve, and on faults."""
         started = self._pacer.begin(self.spec.pass_ms / 1e3)
         factor = self.faults.begin_pass()
         self.passes += 1
-        outcomes = [self._run(row) for row in rows]
+        results = [self._run(row) for row in rows]
         decided = sum(1 + len(row.proposal.tokens) for row in rows if row.decide)
         prompt = sum(len(row.tokens) for row in rows) - decided
         spec = self.spec
         milliseconds = spec.pass_ms + spec.token_ms * decided + spec.prompt_token_ms * prompt
         self._pacer.finish(started, factor * milliseconds / 1e3)
-        return outcomes
+        return results
 
-    def _run(self, row: Row) -> Outcome | None:
+    def _run(self, row: Row) -> VerificationResult | None:
         slot = self._slots.get(row.slot)
         if slot is None:
             raise EngineError(f"slot {row.slot} holds no sequence")
@@ -138,7 +137,7 @@ class EmulatedTarget:
             raise EngineError(f"slot {row.slot}: the drafts are no tree whose parents come first and siblings differ")
         return self._decide(slot, drafts, parents)
 
-    def _decide(self, slot: _Slot, drafts: Sequence[int], parents: Sequence[int]) -> Outcome:
+    def _decide(self, slot: _Slot, drafts: Sequence[int], parents: Sequence[int]) -> VerificationResult:
         sampling = slot.opening.sampling
         said = _Said(slot, self.spec.language)
         path = walk(drafts, parents, said)
@@ -148,7 +147,15 @@ class EmulatedTarget:
             choices = zip(said.keys, said.tokens, strict=True)
             views = tuple(self._view(key, token, sampling.logprobs) for key, token in choices)
         margins = (1.0,) * len(said.tokens) if sampling.margins else ()
-        return Outcome(tuple(said.tokens), len(path), views, margins, path=tuple(path) if parents else ())
+        return VerificationResult(
+            slot.opening.sequence,
+            len(slot.committed),
+            tuple(said.tokens),
+            len(drafts),
+            len(path),
+            alternatives=views,
+            margins=margins,
+        )
 
     def _view(self, key: int, token: int, count: int) -> Alternatives:
         """Log-probabilities that add up and depend on the prefix alone; made up, as everything here is."""

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from actors.algorithms.draft_tree import main_path
+from actors.algorithms.draft_tree import follow, main_path
 from actors.algorithms.grammar import GrammarMatcher
-from actors.algorithms.types import Block, Outcome
+from actors.algorithms.types import Block
 from actors.algorithms.verification import verify_blocks
 from actors.engines.opening_checks import check_opening
 from actors.engines.protocol import ModelCard, Row
 from actors.engines.transformers.causal_lm import CausalLM
 from actors.engines.transformers.slots import Move, SlotRow
 from actors.errors import InvalidSettingError
-from actors.messages import OpenSequence
+from actors.messages import OpenSequence, VerificationResult
 from actors.settings import TargetSettings
 
 
@@ -83,8 +83,8 @@ class TransformersTarget:
         if opening.committed:
             self.record(slot, opening.committed)
 
-    def forward(self, rows: Sequence[Row]) -> list[Outcome | None]:
-        """Run one pass; one Outcome per row, None where row.decide is False."""
+    def forward(self, rows: Sequence[Row]) -> list[VerificationResult | None]:
+        """Run one pass; one result per row, None where row.decide is False."""
         keep: list[int] = []
         blocks: list[Block] = []
         last = 0
@@ -99,11 +99,10 @@ class TransformersTarget:
             return [None] * len(rows)
         grammars = [self._requests[row.slot].grammar for row in rows if row.decide]
         decided = iter(verify_blocks(logits, blocks, grammars))
-        outcomes = [next(decided) if row.decide else None for row in rows]
-        self._model.move(
-            self._cache, [move for row, it in zip(rows, outcomes, strict=True) for move in self._moves(row, it)]
-        )
-        return outcomes
+        results = [next(decided) if row.decide else None for row in rows]
+        moves = [move for row, result in zip(rows, results, strict=True) for move in self._moves(row, result)]
+        self._model.move(self._cache, moves)
+        return results
 
     def _parts(self, row: Row) -> Sequence[SlotRow]:
         """A tree stands behind the committed tokens that are run with it."""
@@ -128,15 +127,15 @@ class TransformersTarget:
         scratch = iter(range(self._scratch - 1, -1, -1))
         return [likely[node] if node in likely else next(scratch) for node in range(len(proposal.tokens))]
 
-    def _moves(self, row: Row, outcome: Outcome | None) -> list[Move]:
+    def _moves(self, row: Row, result: VerificationResult | None) -> list[Move]:
         """What of an accepted path lies beside the prefix."""
-        if outcome is None or not outcome.path:
+        proposal = row.proposal
+        if result is None or not proposal.parents or not result.accepted:
             return []
-        cells, start = self._cells(row), row.start + len(row.tokens) - len(row.proposal.tokens)
+        path = follow(proposal.tokens, proposal.parents, result.tokens[: result.accepted])
+        cells, start = self._cells(row), row.start + len(row.tokens) - len(proposal.tokens)
         return [
-            Move(row.slot, cells[node], start + depth)
-            for depth, node in enumerate(outcome.path)
-            if cells[node] < self._scratch
+            Move(row.slot, cells[node], start + depth) for depth, node in enumerate(path) if cells[node] < self._scratch
         ]
 
     def record(self, slot: int, tokens: Sequence[int]) -> None:
@@ -164,6 +163,7 @@ class TransformersTarget:
             rule=self._settings.rule,
             eos=self._model.eos,
             parents=proposal.parents,
+            sequence=opening.sequence,
         )
 
     def _read_grammar(self, opening: OpenSequence) -> GrammarMatcher | None:

@@ -12,6 +12,7 @@ from actors.algorithms.draft_tree import (
     branch_chances,
     branch_points,
     depths,
+    follow,
     is_path,
     main_path,
     reaches,
@@ -95,6 +96,9 @@ def test_what_is_no_tree_is_walked_without_harm() -> None:
 
 
 def test_sums_over_a_tree() -> None:
+    assert follow(TOKENS, PARENTS, (1, 2, 4, 9)) == [0, 2, 4]
+    assert follow(TOKENS, PARENTS, (1, 2)) == [0, 2]
+    assert follow(TOKENS, PARENTS, (9, 1)) == []
     assert depths(PARENTS) == [1, 1, 2, 2, 3]
     assert reaches((0.5, 0.25, 0.5, 0.25, 0.5), PARENTS) == [0.5, 0.25, 0.25, 0.125, 0.125]
     assert main_path(PARENTS) == [0, 2, 4]

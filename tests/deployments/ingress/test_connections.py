@@ -23,7 +23,9 @@ async def server() -> AsyncIterator[tuple[Reciter, int]]:
     service, port = Reciter(CODEC), free_port()
     limits = HttpLimits(body_bytes=50_000, body_s=0.2)
     app = http_app(service, CODEC, Served("tiny", context=64), limits)
-    running = uvicorn.Server(uvicorn.Config(app, port=port, log_level="critical", ws="none", lifespan="off"))
+    running = uvicorn.Server(
+        uvicorn.Config(app, port=port, log_level="critical", ws="none", lifespan="off", timeout_keep_alive=1)
+    )
     task = asyncio.create_task(running.serve())
     while not running.started:
         await asyncio.sleep(0.01)

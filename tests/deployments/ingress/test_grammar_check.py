@@ -56,3 +56,26 @@ async def test_a_process_that_was_ended_is_started_again(check: GrammarCheck) ->
     check._process.kill()
     check._process.wait()
     await check.check(LLMatcher.grammar_from_regex("b+"), "x")
+
+
+def waiting(seconds: float) -> str:
+    """The process's program, where a grammar takes time in which nothing is computed: it gets no turns."""
+    idle = f"import time\nclass LLMatcher:\n    validate_grammar = staticmethod(lambda _: time.sleep({seconds}) or '')"
+    return grammar_check._PROGRAM.replace("from llguidance import LLMatcher", idle)
+
+
+async def test_a_busy_machine_is_no_fault_of_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_check, "_PROGRAM", waiting(0.3))
+    monkeypatch.setattr(grammar_check, "PATIENCE", 1000)
+    check = GrammarCheck(limit_s=0.1)
+    await check.check(GOOD, "tools")
+    check.close()
+
+
+async def test_a_process_that_never_gets_a_turn_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_check, "_PROGRAM", waiting(3600))
+    monkeypatch.setattr(grammar_check, "PATIENCE", 2)
+    check = GrammarCheck(limit_s=0.1)
+    with pytest.raises(InvalidSettingError, match="more than"):
+        await check.check(GOOD, "tools")
+    check.close()

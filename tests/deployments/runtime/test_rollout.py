@@ -196,7 +196,9 @@ def test_a_draft_is_exchanged_under_streams_and_the_target_does_not_notice(
             "engine_kwargs": {"pass_ms": 5.0},
             "settings": {"lookahead": {"mode": "fixed", "maximum": 3, "wait": "bounded", "max_wait_ms": 1000}},
         },
-        "draft": {"kind": "emulated", **emulated(0.4).model_dump(mode="json")},
+        # No other draft could take what a draft that goes has: nothing is won by waiting for it.
+        "draft": {"kind": "emulated", "drain_s": 0.2, **emulated(0.4).model_dump(mode="json")},
+        "orchestrator": {"settings": {"discovery_period_s": 0.2}},
         "ingress": {"port": ray_port, "route_prefix": "/trial", "batch_folder": None},
     }
     questions = tmp_path / "questions.txt"

@@ -1,4 +1,4 @@
-"""Trees through the real parts over emulated engines: what is answered is what the language says, whatever is verified."""
+"""Trees through the real parts over emulated engines: answers are what the language says, whatever is verified."""
 
 from __future__ import annotations
 

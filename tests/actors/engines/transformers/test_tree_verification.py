@@ -9,9 +9,9 @@ import pytest
 import torch
 from small_llamas import VOCABULARY, causal_lm, full_logits, module, opening, some_tokens
 
-from actors.algorithms.types import Outcome
 from actors.engines.protocol import Proposal, Row
 from actors.engines.transformers.target import TransformersTarget
+from actors.messages import VerificationResult
 from actors.settings import LookaheadSettings, TargetSettings
 
 SETTINGS = TargetSettings(slots=4, context=64, lookahead=LookaheadSettings(tree=16))
@@ -47,10 +47,10 @@ def bushy(truth: Sequence[int], rng: random.Random) -> Proposal:
     return Proposal(tuple(tokens), (0.5,) * len(tokens), (), tuple(parents))
 
 
-def decide(target: TransformersTarget, rows: Sequence[Row]) -> list[Outcome]:
-    outcomes = target.forward(rows)
-    assert all(outcome is not None for outcome in outcomes)
-    return [outcome for outcome in outcomes if outcome is not None]
+def decide(target: TransformersTarget, rows: Sequence[Row]) -> list[VerificationResult]:
+    results = target.forward(rows)
+    assert all(result is not None for result in results)
+    return [result for result in results if result is not None]
 
 
 def test_every_node_gets_the_logits_of_its_own_branch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,17 +96,17 @@ def test_the_path_that_came_true_is_left_in_the_prefix(depth: int) -> None:
         target.attach(slot, opening(f"s{slot}", prompt, temperature=0))
         proposal = bushy(truths[slot][:depth], rng)
         rows.append(Row(slot, (*prompt, *proposal.tokens), 0, proposal))
-    outcomes = decide(target, rows)
-    for slot, outcome in enumerate(outcomes):
-        assert outcome.tokens == tuple(truths[slot][: depth + 1])
-        assert [rows[slot].proposal.tokens[node] for node in outcome.path] == truths[slot][:depth]
-        target.record(slot, outcome.tokens)
-    said = [list(outcome.tokens) for outcome in outcomes]
+    results = decide(target, rows)
+    for slot, result in enumerate(results):
+        assert result.tokens == tuple(truths[slot][: depth + 1])
+        assert result.accepted == depth
+        target.record(slot, result.tokens)
+    said = [list(result.tokens) for result in results]
     for _ in range(5):
         steps = [Row(slot, (said[slot][-1],), len(prompt) + len(said[slot]) - 1) for slot, prompt in enumerate(prompts)]
-        for slot, outcome in enumerate(decide(target, steps)):
-            said[slot] += outcome.tokens
-            target.record(slot, outcome.tokens)
+        for slot, result in enumerate(decide(target, steps)):
+            said[slot] += result.tokens
+            target.record(slot, result.tokens)
     assert said == truths
 
 
@@ -135,10 +135,10 @@ def test_trees_follow_each_branchs_own_history() -> None:
             proposal = bushy(plain[len(said) : len(said) + 3], rng)
             start = len(prompt) + len(said) - 1 if said else 0
             row = Row(1, (*(said[-1:] or prompt), *proposal.tokens), start, proposal)
-            outcome = decide(target, [row])[0]
-            assert outcome.accepted == min(3, 9 - len(said))
-            said += outcome.tokens
-            target.record(1, outcome.tokens)
+            result = decide(target, [row])[0]
+            assert result.accepted == min(3, 9 - len(said))
+            said += result.tokens
+            target.record(1, result.tokens)
         assert said[:9] == plain
 
 
