@@ -102,8 +102,8 @@ class LookaheadSettings(Settings):
     wait: Literal["adaptive", "never", "bounded", "full"] = "adaptive"
     """bounded: for the first draft token of each sequence. full: for the whole lookahead, which makes draft and
     target take turns."""
-    max_wait_ms: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)] = 10.0
-    """A pass is never held longer than this for a draft that is due."""
+    max_wait_ms: Annotated[float, Field(ge=0, le=60_000, allow_inf_nan=False)] | None = None
+    """A pass is never held longer than this for a draft that is due. None: no longer than a usual pass takes."""
 
     @model_validator(mode="after")
     def _schedule_fits(self) -> Self:

@@ -5,9 +5,8 @@ stands before its children, so a node and all before it are closed under parents
 the root. No parents at all (`()`) stand for a path.
 
 The target's own token at a node is a fact under the coupled rule and at temperature 0, whatever else is in the pass: it
-is argmax(log p + g) after that node's prefix. So the walk needs no scheme for several drafts (compare SpecInfer, Miao et
-al., ASPLOS
-2024): at each node it takes the target's token, and goes on while that token is a child.
+is argmax(log p + g) after that node's prefix. So the walk needs no scheme for several drafts (compare SpecInfer, Miao
+et al., ASPLOS 2024): at each node it takes the target's token, and goes on while that token is a child.
 
 Pure: knows no rows, logits or settings; how a row's token is chosen is the caller's.
 """

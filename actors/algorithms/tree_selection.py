@@ -17,7 +17,8 @@ from actors.engines.protocol import Proposal
 from actors.messages import extend_key
 
 LEAST_REACH = 2e-3
-"""Nodes that the target comes to less often are left out: they cost bookkeeping whatever a token costs the device."""
+"""Nodes that the target comes to less often are left out: they cost bookkeeping whatever a token costs the device. The
+first one is not, so that whoever chooses sees that there is a draft, and what it is worth."""
 
 Branches = Sequence[tuple[float, int]]
 """The children of a node: chance given the node, and token; the most likely first."""
@@ -40,7 +41,7 @@ def rank_nodes(key: int, children: Callable[[int, int], Branches], *, most: int,
     def add(parent: int, rank: int, siblings: Branches, reach: float) -> None:
         if rank < len(siblings):
             value = reach * siblings[rank][0]
-            if value >= LEAST_REACH:
+            if value >= LEAST_REACH or not tokens:
                 heapq.heappush(heap, (-value, parent, rank, siblings))
 
     if most > 0 and depth > 0:

@@ -163,7 +163,7 @@ class ProposalBroker:
         result.declined, result.starved = state.declined, state.starved
         chances = _on_path(state.proposal, result)[: result.proposed]
         if result.proposed and result.error is None:
-            self.controller.observe_block(name, chances, min(result.accepted, result.proposed))
+            self.controller.observe_block(name, chances, min(result.accepted, result.proposed), len(result.branches))
         state.proposal, state.declined, state.starved = NOTHING, False, False
         state.length = result.position + len(result.tokens)
         state.is_foreseen = self.mailbox.commit(name, result.tokens)

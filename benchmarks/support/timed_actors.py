@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from actors.algorithms.draft_tree import follow, main_path
 from actors.draft.actor import DraftActor
 from actors.engines.protocol import DraftModel, Expand, ModelCard, Ranked, Row, TargetModel
 from actors.messages import (
@@ -145,6 +146,15 @@ class _ProbedTargetModel:
         self._model.detach(slot)
 
 
+def _on_path(row: Row, result: VerificationResult) -> int:
+    """Draft tokens on the path that came true and on the most likely one from there."""
+    tokens, parents = row.proposal.tokens, row.proposal.parents
+    if not parents:
+        return len(tokens)
+    path = follow(tokens, parents, result.tokens[: result.accepted])
+    return len(path) + len(main_path(parents, path[-1] if path else -1))
+
+
 class ProbedTarget(_Probed[TargetMessage, VerificationBatch], TargetActor):
     """A target replica that notes its passes, and adds `link_delay_ms` to every delivery."""
 
@@ -175,7 +185,8 @@ class ProbedTarget(_Probed[TargetMessage, VerificationBatch], TargetActor):
         held = 0.0 if self._held_since is None else started - self._held_since
         self._held_since = None
         decided = [(row, outcome) for row, outcome in zip(rows, outcomes, strict=True) if outcome is not None]
-        proposed = sum(len(row.proposal.tokens) for row, _ in decided)
+        nodes = sum(len(row.proposal.tokens) for row, _ in decided)
+        proposed = sum(_on_path(row, outcome) for row, outcome in decided)
         tokens = sum(len(row.tokens) for row in rows)
         self._notes.passes.append(
             PassNote(
@@ -183,7 +194,7 @@ class ProbedTarget(_Probed[TargetMessage, VerificationBatch], TargetActor):
                 ended=ended,
                 rows=len(rows),
                 tokens=tokens,
-                prompt_tokens=tokens - proposed - len(decided),
+                prompt_tokens=tokens - nodes - len(decided),
                 proposed=proposed,
                 accepted=sum(outcome.accepted for _, outcome in decided),
                 committed=sum(len(outcome.tokens) for _, outcome in decided),

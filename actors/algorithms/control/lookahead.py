@@ -111,8 +111,8 @@ class LookaheadController:
         self._settings = settings
         self._path = OpenPath if rule == "coupled" else DraftPath
         self._trust: dict[str, _Trust] = {}
-        self._waiting = HoldPolicy(settings.max_wait_ms / 1e3)
-        self._accepted = self._tried = 0
+        self._waiting = HoldPolicy(None if settings.max_wait_ms is None else settings.max_wait_ms / 1e3)
+        self._accepted = self._tried = self._branches = 0
         self._usual_tokens = 0.0
         self._probe_after = probe_after
         self._alike = probe_after - 4
@@ -217,14 +217,15 @@ class LookaheadController:
             reach = list(accumulate(trusted, min))  # cut in the order in which they come
         return OpenPath.over(reach)
 
-    def observe_block(self, sequence: str, confidences: Sequence[float], accepted: int) -> None:
+    def observe_block(self, sequence: str, confidences: Sequence[float], accepted: int, branches: int = 0) -> None:
         """Of a proposal with these confidences, the first `accepted` tokens were accepted.
 
         Of a tree, they are the chances that one of the children comes true, at each node that was come to
-        (draft_tree.branch_chances).
+        (draft_tree.branch_chances), and `branches` of those that did were not the most likely ones.
         """
         self._trust.setdefault(sequence, _Trust()).observe(confidences, accepted)
         self._accepted += accepted
+        self._branches += branches
         self._tried += min(accepted + 1, len(confidences))
 
     def observe_pass(self, tokens: int, rows: int, seconds: float, prompt_tokens: int = 0) -> None:
@@ -235,8 +236,8 @@ class LookaheadController:
             alike = usual > 0 and 0.75 < tokens / usual < 1.33
             self._alike = self._alike + 1 if alike else 0
             self._usual_tokens += 0.2 * (tokens - self._usual_tokens) if self._usual_tokens else tokens
-            self._waiting.end_pass(rows, self._accepted, self._tried, seconds)
-        self._accepted = self._tried = 0
+            self._waiting.end_pass(rows, self._accepted, self._tried, seconds, self._branches)
+        self._accepted = self._tried = self._branches = 0
 
     def observe_progress(self, rows: int, tokens: int, seconds: float, *, full: bool) -> None:
         """Passes without a pause in between: one ended `seconds` after the one before it, by the wall clock.
@@ -258,11 +259,12 @@ class LookaheadController:
         """Seconds that the pass about to be formed is worth holding from `now` on; 0 means go.
 
         ready: draft tokens at hand, for each sequence that could use some. plain: other sequences in the pass.
-        To be asked again whenever drafts arrive. All holds before one pass add up to at most max_wait_ms.
+        To be asked again whenever drafts arrive. All holds before one pass add up to at most a usual pass, and to at
+        most max_wait_ms where that is set. Nothing is held while nothing is verified.
         """
         settings = self._settings
         limit = self._scheduled(len(ready) + plain) if settings.mode == "scheduled" else settings.maximum
-        if settings.wait == "never" or not ready or limit == 0:
+        if settings.wait == "never" or not ready or limit == 0 or (settings.wait == "adaptive" and self.is_off):
             return 0.0
         demanded = {"adaptive": 0, "bounded": 1, "full": limit}[settings.wait]
         return self._waiting.hold(now, ready, limit, self.cost.slope, demanded)
