@@ -56,12 +56,13 @@ class PassNote:
 
 @dataclass(slots=True)
 class StepNote:
-    """One draft step. rows: tree nodes expanded; mark: the first of them."""
+    """One draft step. rows: tree nodes expanded; mark: the first of them; cpu_s: processor time of the model thread."""
 
     started: float
     ended: float
     rows: int
     mark: Mark | None = None
+    cpu_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -199,7 +200,7 @@ class ProbedTarget(_Probed[TargetMessage, VerificationBatch], TargetActor):
                 accepted=sum(outcome.accepted for _, outcome in decided),
                 committed=sum(len(outcome.tokens) for _, outcome in decided),
                 held_s=held,
-                full=sum(outcome.accepted == len(row.proposal.tokens) for row, outcome in decided),
+                full=sum(outcome.accepted == _on_path(row, outcome) for row, outcome in decided),
             )
         )
 
@@ -226,9 +227,9 @@ class _ProbedDraftModel:
         self._model.open(opening)
 
     def expand(self, requests: Sequence[Expand]) -> list[Ranked]:
-        started = time.monotonic()
+        started, cpu = time.monotonic(), time.thread_time()
         answers = self._model.expand(requests)
-        self._owner.note_step(started, time.monotonic(), len(requests))
+        self._owner.note_step(started, time.monotonic(), len(requests), time.thread_time() - cpu)
         return answers
 
     def advance(self, sequence: str, tokens: Sequence[int]) -> None:
@@ -255,8 +256,8 @@ class ProbedDraft(_Probed[DraftMessage, ProposalBatch], DraftActor):
     def _mark(self, message: DraftMessage) -> Mark | None:
         return (message.sequence, message.position, 0) if isinstance(message, CommitUpdate) else None
 
-    def note_step(self, started: float, ended: float, rows: int) -> None:
-        self._notes.steps.append(StepNote(started, ended, rows))
+    def note_step(self, started: float, ended: float, rows: int, cpu_s: float) -> None:
+        self._notes.steps.append(StepNote(started, ended, rows, cpu_s=cpu_s))
 
     def _work(self) -> dict[str, ProposalBatch]:
         results = super()._work()
