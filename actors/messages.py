@@ -18,7 +18,10 @@ from typing import Literal
 from actors.settings import SamplingSettings
 
 FinishReason = Literal["stop", "length", "error"]
-TokenOrigin = Literal["accepted", "correction", "bonus", "plain"]
+TokenOrigin = Literal["accepted", "branch", "correction", "bonus", "plain"]
+"""branch: an accepted draft token, too, but not the most likely one of those that the pass verified in its place."""
+DRAFTED: frozenset[TokenOrigin] = frozenset({"accepted", "branch"})
+"""Origins of accepted draft tokens."""
 
 _MASK = (1 << 64) - 1
 EMPTY_PREFIX = 0x9E3779B97F4A7C15
@@ -191,7 +194,10 @@ class VerificationResult:
         last: TokenOrigin = "plain"
         if self.proposed:
             last = "bonus" if self.accepted == self.proposed else "correction"
-        return ["accepted" if i < self.accepted else last for i in range(len(self.tokens))]
+        origins: list[TokenOrigin] = ["accepted" if i < self.accepted else last for i in range(len(self.tokens))]
+        for place in self.branches:
+            origins[place] = "branch"
+        return origins
 
 
 _NOTHING_MORE = (None, (), (), False, False, None, ())
