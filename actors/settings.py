@@ -96,7 +96,7 @@ class LookaheadSettings(Settings):
     """Upper bound on a path's length in every mode, and the value itself in fixed mode. 0 turns speculation off."""
     tree: Annotated[int, Field(ge=0, le=512)] = 64
     """Most draft tokens of a sequence verified in one pass where alternatives are verified too: adaptive mode, the
-    coupled rule, and an engine that can. 0: the best path alone."""
+    coupled rule, and an engine that can. No more than `maximum`: the best path alone."""
     schedule: dict[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0)]] = {}
     """Scheduled mode: batch size from which on -> lookahead."""
     wait: Literal["adaptive", "never", "bounded", "full"] = "adaptive"

@@ -9,10 +9,9 @@ Pure: knows no mailbox, costs or engines.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 
-from actors.algorithms.draft_tree import is_path
 from actors.engines.protocol import Proposal
 from actors.messages import extend_key
 
@@ -20,44 +19,46 @@ LEAST_REACH = 2e-3
 """Nodes that the target comes to less often are left out: they cost bookkeeping whatever a token costs the device. The
 first one is not, so that whoever chooses sees that there is a draft, and what it is worth."""
 
+NOTHING = Proposal()
+
 Branches = Sequence[tuple[float, int]]
 """The children of a node: chance given the node, and token; the most likely first."""
 
 
-def rank_nodes(key: int, children: Callable[[int, int], Branches], *, most: int, depth: int) -> Proposal:
+def rank_nodes(
+    key: int, children: Callable[[int, int], Branches], *, most: int, depth: int, least: float = 0.0
+) -> Proposal:
     """The best nodes below the committed prefix `key`: at most `most` of them, at most `depth` deep.
 
     children(length, key): what was named to follow the prefix `key`, `length` tokens past the committed one; () if
         nothing was.
+    least: nodes with less reach are left out, but for the first.
     """
+    first = children(0, key) if most > 0 and depth > 0 else ()
+    if not first:
+        return NOTHING
+    least = max(least, LEAST_REACH)
     tokens: list[int] = []
     confidences: list[float] = []
     parents: list[int] = []
-    level: list[int] = []
-    keys: list[int] = []
-    # A node brings its first child and its next sibling, so that the heap holds two entries for each node taken.
-    heap: list[tuple[float, int, int, Branches]] = []  # -reach, parent, rank, siblings
-
-    def add(parent: int, rank: int, siblings: Branches, reach: float) -> None:
-        if rank < len(siblings):
-            value = reach * siblings[rank][0]
-            if value >= LEAST_REACH or not tokens:
-                heapq.heappush(heap, (-value, parent, rank, siblings))
-
-    if most > 0 and depth > 0:
-        add(-1, 0, children(0, key), 1.0)
-    reach: list[float] = []
+    # A node brings its first child and its next sibling, so that the heap holds two entries for each node taken:
+    # -reach, parent, rank among the siblings, siblings, reach and key of the parent, depth.
+    heap: list[tuple[float, int, int, Branches, float, int, int]] = [(-first[0][0], -1, 0, first, 1.0, key, 1)]
+    path = True
     while heap and len(tokens) < most:
-        value, parent, rank, siblings = heapq.heappop(heap)
-        confidence, token = siblings[rank]
+        value, parent, rank, siblings, above, above_key, level = heappop(heap)
         node = len(tokens)
+        confidence, token = siblings[rank]
         tokens.append(token)
         confidences.append(confidence)
         parents.append(parent)
-        reach.append(-value)
-        level.append(1 if parent < 0 else level[parent] + 1)
-        keys.append(extend_key(key if parent < 0 else keys[parent], token))
-        add(parent, rank + 1, siblings, 1.0 if parent < 0 else reach[parent])
-        if level[node] < depth:
-            add(node, 0, children(level[node], keys[node]), -value)
-    return Proposal(tuple(tokens), tuple(confidences), (), () if is_path(parents) else tuple(parents))
+        path = path and parent == node - 1
+        rank += 1
+        if rank < len(siblings) and (reach := above * siblings[rank][0]) >= least:
+            heappush(heap, (-reach, parent, rank, siblings, above, above_key, level))
+        if level < depth:
+            node_key = extend_key(above_key, token)
+            below = children(level, node_key)
+            if below and (reach := -value * below[0][0]) >= least:
+                heappush(heap, (-reach, node, 0, below, -value, node_key, level + 1))
+    return Proposal(tuple(tokens), tuple(confidences), (), () if path else tuple(parents))

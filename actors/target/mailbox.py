@@ -63,7 +63,7 @@ class _Shelf:
         """The children of expansions that trees went through, by position and key; the most likely first."""
         self._tree: Proposal | None = None
         """What `tree` answered last, until something is filed or committed."""
-        self._tree_limits = (0, 0)
+        self._tree_limits = (0, 0, 0.0)
 
     def path(self, limit: int) -> Proposal:
         """The sampled path past what is committed, at most `limit` tokens."""
@@ -85,11 +85,11 @@ class _Shelf:
             self._made = self._proposal(length) if length > 0 else NOTHING
         return self._made
 
-    def tree(self, most: int, depth: int) -> Proposal:
+    def tree(self, most: int, depth: int, least: float) -> Proposal:
         """The best nodes past what is committed: at most `most` of them, at most `depth` deep."""
-        if self._tree is None or self._tree_limits != (most, depth):
-            self._tree = rank_nodes(self.key, self._children, most=most, depth=depth)
-            self._tree_limits = (most, depth)
+        if self._tree is None or self._tree_limits != (most, depth, least):
+            self._tree = rank_nodes(self.key, self._children, most=most, depth=depth, least=least)
+            self._tree_limits = (most, depth, least)
         return self._tree
 
     def _children(self, length: int, key: int) -> Branches:
@@ -234,14 +234,15 @@ class Mailbox:
             shelf = self._shelves.get(sequence)
             return shelf.path(limit) if shelf is not None else NOTHING
 
-    def tree(self, sequence: str, most: int, depth: int) -> Proposal:
-        """The best nodes past what is committed now, by reach: at most `most`, at most `depth` deep; maybe none.
+    def tree(self, sequence: str, most: int, depth: int, least: float = 0.0) -> Proposal:
+        """The best nodes past what is committed now, by reach: at most `most`, at most `depth` deep; maybe none. Those
+        with a reach below `least` are left out.
 
         For rules under which no choice of nodes changes a token.
         """
         with self._lock:
             shelf = self._shelves.get(sequence)
-            return shelf.tree(most, depth) if shelf is not None else NOTHING
+            return shelf.tree(most, depth, least) if shelf is not None else NOTHING
 
     def commit(self, sequence: str, tokens: Sequence[int]) -> bool:
         """Move the committed prefix on; expansions before it are dropped.

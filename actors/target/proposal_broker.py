@@ -31,6 +31,12 @@ class _Sequence:
     """Drafts that continue what the last pass committed may come before the draft hears of it."""
 
 
+MOST_IN_PASS = 1024
+"""Nodes of all sequences that are looked at for one pass: ranking takes a few microseconds a node. Where that is not even
+a whole path for each, in batches of a hundred or so, alternatives hardly ever pay, and the best paths are taken, which
+are kept from pass to pass."""
+
+
 class ProposalBroker:
     """Drafts for the sequences of one target. Used from one thread at a time.
 
@@ -130,7 +136,8 @@ class ProposalBroker:
 
         wanting: sequences of the pass with room for drafts; unknown ones are ignored. rows: of the pass that decide.
         """
-        paths = {name: self._at_hand(name) for name in wanting if name in self._sequences}
+        most = min(self._tree_nodes, MOST_IN_PASS // max(rows, 1))
+        paths = {name: self._at_hand(name, most) for name in wanting if name in self._sequences}
         trees = {name: path.parents for name, path in paths.items() if path.parents}
         lookahead = self.controller.plan({name: path.confidences for name, path in paths.items()}, rows, trees)
         proposals: dict[str, Proposal] = {}
@@ -143,10 +150,12 @@ class ProposalBroker:
                 proposals[name] = state.proposal
         return proposals
 
-    def _at_hand(self, name: str) -> Proposal:
+    def _at_hand(self, name: str, most: int) -> Proposal:
         """The drafts that may be verified, best first."""
         room = self.room(name)
-        return self.mailbox.tree(name, self._tree_nodes, room) if self._tree_nodes else self.mailbox.path(name, room)
+        if most > self._settings.lookahead.maximum:
+            return self.mailbox.tree(name, most, room, self.controller.least_reach)
+        return self.mailbox.path(name, room)
 
     def commit(self, result: VerificationResult) -> bool:
         """A pass has ended for one sequence: learn from it, move the committed prefix on, mark `result`.

@@ -118,6 +118,8 @@ class LookaheadController:
         self._alike = probe_after - 4
         self._gain = _FIRST_GAIN
         self._payoff = Payoff(OFF_BELOW)
+        self._bar = 0.0
+        """Reach at which a token committed just what its place in a pass was worth, lately."""
 
     # -- lookahead -----------------------------------------------------------------------------------------------
 
@@ -206,6 +208,11 @@ class LookaheadController:
         factor = trust.factor()
         return [min(1.0, factor * confidence) for confidence in path]
 
+    @property
+    def least_reach(self) -> float:
+        """Nodes below this need not be looked at: far less likely than any that was worth verifying lately."""
+        return 0.5 * self._bar
+
     def _tree(self, name: str, confidences: Sequence[float], parents: Sequence[int]) -> DraftPath:
         """Its nodes, whose chances count as far as those of this sequence are kept."""
         reach = reaches(confidences, parents)
@@ -236,6 +243,8 @@ class LookaheadController:
             alike = usual > 0 and 0.75 < tokens / usual < 1.33
             self._alike = self._alike + 1 if alike else 0
             self._usual_tokens += 0.2 * (tokens - self._usual_tokens) if self._usual_tokens else tokens
+            bar = self.cost.slope * (rows + self._accepted) / seconds
+            self._bar += 0.2 * (bar - self._bar)
             self._waiting.end_pass(rows, self._accepted, self._tried, seconds, self._branches)
         self._accepted = self._tried = self._branches = 0
 
