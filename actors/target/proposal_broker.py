@@ -32,9 +32,9 @@ class _Sequence:
 
 
 MOST_IN_PASS = 1024
-"""Nodes of all sequences that are looked at for one pass: ranking takes a few microseconds a node. Where that is not even
-a whole path for each, in batches of a hundred or so, alternatives hardly ever pay, and the best paths are taken, which
-are kept from pass to pass."""
+"""Nodes of all sequences that are looked at for one pass: ranking takes a few microseconds a node. Where that is not
+even a whole path for each, in batches of a hundred or so, alternatives hardly ever pay, and the best paths are taken,
+which are kept from pass to pass."""
 
 
 class ProposalBroker:
