@@ -153,6 +153,7 @@ class VerificationResult:
     branches: places of the accepted tokens that were alternatives to a more likely one in the same pass.
     alternatives: the target's view of each token, where log-probabilities were asked for.
     margins: distance between the two best scores at each token, when asked for (to detect near-ties).
+    rejected: the draft tokens from the first one that was not accepted on, told together with margins (to show them).
     declined: drafts were at hand and the lookahead controller found none worth verifying, or there were none and it has
         not found any worth it for a while; so the draft should do no more than keep up.
     starved: the pass could have verified drafts, and found none.
@@ -174,11 +175,15 @@ class VerificationResult:
     starved: bool = False
     error: Exception | None = None
     branches: tuple[int, ...] = ()
+    rejected: tuple[int, ...] = ()
 
     def __reduce__(self) -> tuple[type[VerificationResult], tuple[object, ...]]:
         """See Expansion."""
         always = (self.sequence, self.position, self.tokens, self.proposed, self.accepted)
-        rest = (self.finish, self.alternatives, self.margins, self.declined, self.starved, self.error, self.branches)
+        rest = (
+            self.finish, self.alternatives, self.margins, self.declined, self.starved, self.error, self.branches,
+            self.rejected,
+        )  # fmt: skip
         return VerificationResult, always if rest == _NOTHING_MORE else always + rest
 
     def cut(self, length: int) -> None:
@@ -188,6 +193,7 @@ class VerificationResult:
             self.accepted = min(self.accepted, length)
             self.alternatives, self.margins = self.alternatives[:length], self.margins[:length]
             self.branches = tuple(place for place in self.branches if place < length)
+            self.rejected = ()
 
     def origins(self) -> list[TokenOrigin]:
         """Where each committed token came from, in order."""
@@ -200,7 +206,7 @@ class VerificationResult:
         return origins
 
 
-_NOTHING_MORE = (None, (), (), False, False, None, ())
+_NOTHING_MORE = (None, (), (), False, False, None, (), ())
 """What most results say last."""
 
 
@@ -276,6 +282,7 @@ class Delta:
     """A step of an answer: orchestrator -> ingress. Several committed tokens, with their text.
 
     texts: per token, the text it completed (empty while a character is split over tokens); they join to the answer.
+    rejected: per token, where margins were asked for: the draft tokens in whose place it is.
     usage: in the last delta only, together with `finish`.
     stop: the stop string or token id that ended the answer, if one did.
     """
@@ -288,6 +295,7 @@ class Delta:
     finish: FinishReason | None = None
     stop: str | int | None = None
     usage: Usage | None = None
+    rejected: tuple[tuple[int, ...], ...] = ()
 
     @property
     def text(self) -> str:
@@ -315,4 +323,5 @@ def joined(steps: Sequence[Delta]) -> Delta:
         finish=last.finish,
         stop=last.stop,
         usage=last.usage,
+        rejected=tuple(chain.from_iterable(step.rejected for step in steps)),
     )

@@ -73,7 +73,7 @@ class SamplingSettings(Settings):
     speculation: bool = True
     """False: plain decoding for this request."""
     margins: bool = False
-    """Report the distance between the two best scores at each token (to detect near-ties)."""
+    """Report the distance between the two best scores at each token (to detect near-ties), and rejected drafts."""
 
     @property
     def greedy(self) -> bool:

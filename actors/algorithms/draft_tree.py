@@ -81,6 +81,14 @@ def main_path(parents: Sequence[int], start: int = -1) -> list[int]:
     return found
 
 
+def rejected(tokens: Sequence[int], parents: Sequence[int], accepted: Sequence[int]) -> tuple[int, ...]:
+    """Draft tokens of the path (of a tree, the most likely one) past those that were accepted."""
+    if not parents:
+        return tuple(tokens[len(accepted) :])
+    path = follow(tokens, parents, accepted)
+    return tuple(tokens[node] for node in main_path(parents, path[-1] if path else -1))
+
+
 def branch_chances(confidences: Sequence[float], parents: Sequence[int], path: Sequence[int]) -> list[float]:
     """At the root and at each node of `path` that has children: the chance that one of them comes true."""
     sums = dict.fromkeys((-1, *path), 0.0)

@@ -208,7 +208,11 @@ class _Decider:
             alternatives=self._alternatives(tokens),
             margins=self._gaps(tokens),
             error=error,
+            rejected=self._rejected(tokens[:tau]) if self._settings.margins and error is None else (),
         )
+
+    def _rejected(self, accepted: Sequence[int]) -> tuple[int, ...]:
+        return draft_tree.rejected(self._block.drafts, self._block.parents, accepted)
 
     def _apply_rule(self) -> tuple[int, int]:
         block, drafts = self._block, self._drafts

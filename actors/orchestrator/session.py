@@ -130,7 +130,14 @@ class Session:
             finish=finish,
             stop=stop if stop is not None else self._stop_token(result),
             usage=self._usage() if finish is not None else None,
+            rejected=self._rejected(result, n),
         )
+
+    def _rejected(self, result: VerificationResult, n: int) -> tuple[tuple[int, ...], ...]:
+        """Per delivered token the drafts in whose place it is: those of a result stand behind its last token."""
+        if not (self.opening.sampling.margins and n):
+            return ()
+        return (((),) * (n - 1)) + ((result.rejected if n == len(result.tokens) else ()),)
 
     def _shown(self, result: VerificationResult) -> tuple[int, ...]:
         """Tokens whose text is part of the answer: a token that stops is committed but not shown."""

@@ -143,6 +143,16 @@ class TextCodec:
             raise PromptError(f"the model's chat template refuses these messages: {error}", "messages") from error
         return rendered
 
+    def describe(self) -> dict[str, object]:
+        """What a client must know to use this tokenizer from afar, in the words of tokenizer_config.json."""
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
+        return {
+            "tokenizer_class": type(self._tokenizer).__name__,
+            **{name: getattr(self._tokenizer, name, None) for name in names},
+            "chat_template": getattr(self._tokenizer, "chat_template", None),
+            "vocab_size": self.vocabulary,
+        }
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of `tokens`, without special tokens."""
         stream = self.stream((), ())

@@ -48,6 +48,10 @@ class EmulatedCodec:
         lines = [f"{message.get('role', 'user')}: {message.get('content') or ''}" for message in messages]
         return "\n".join([*lines, "assistant:"])
 
+    def describe(self) -> dict[str, object]:
+        """See TextCodec."""
+        return {"tokenizer_class": type(self).__name__, "vocab_size": self.vocabulary}
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of `tokens`."""
         return "".join(map(self._text, tokens))

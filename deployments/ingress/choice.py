@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,8 @@ class Choice:
     index: int
     echo: str = ""
     reader: ToolCallReader = field(default_factory=lambda: ToolCallReader(()))
+    piece: Callable[[int], bytes] = lambda token: b""
+    """The bytes of a token, to show drafts that were rejected."""
     text: str = ""
     entries: list[tuple[int, Alternatives, str]] = field(default_factory=list)
     tokens: list[Json] = field(default_factory=list)
@@ -56,7 +59,9 @@ class Choice:
             raise EngineError("generation failed before the answer was complete")
         text = ("" if self.started else self.echo) + self.reader.push(delta.text)
         entries = list(zip(delta.tokens, delta.alternatives, delta.texts, strict=False))
-        step = Step(text, entries, described(delta) if with_tokens else [], [], delta.finish, not self.started)
+        step = Step(
+            text, entries, described(delta, self.piece) if with_tokens else [], [], delta.finish, not self.started
+        )
         if delta.finish is not None:
             rest, step.calls = self.reader.finish()
             step.text += rest
@@ -73,8 +78,11 @@ class Choice:
         return step
 
 
-def described(delta: Delta) -> list[Json]:
-    """Every token of a delta with where it came from, and with the target's view of it when that was asked for."""
+def described(delta: Delta, piece: Callable[[int], bytes]) -> list[Json]:
+    """Every token of a delta with where it came from, and with the target's view of it when that was asked for.
+
+    A token that stands in the place of rejected drafts names them.
+    """
     told: list[Json] = [
         {"id": token, "text": text, "origin": origin}
         for token, text, origin in zip(delta.tokens, delta.texts, delta.origins, strict=False)
@@ -84,6 +92,9 @@ def described(delta: Delta) -> list[Json]:
     for token, own in zip(told, delta.alternatives, strict=False):
         token["logprob"] = finite(own.logprob)
         token["top"] = [[other, finite(score)] for other, score in own.top]
+    for token, drafts in zip(told, delta.rejected, strict=False):
+        if drafts:
+            token["rejected"] = [{"id": draft, "text": piece(draft).decode("utf-8", "replace")} for draft in drafts]
     return told
 
 

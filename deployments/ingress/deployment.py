@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -18,6 +18,7 @@ from cluster.observability.otel_tracer import tracer_for
 from cluster.observability.ray_recorder import RayRecorder
 from deployments.batch_api.routes import BatchLimits
 from deployments.ingress.auth import KeyRing
+from deployments.ingress.browser_guard import names_this_machine
 from deployments.ingress.fair_queue import FairQueue
 from deployments.ingress.http_app import http_app
 from deployments.ingress.metrics_middleware import MetricsMiddleware
@@ -45,7 +46,7 @@ class IngressReplica:
     async def __serve_build_asgi_app__(self) -> FastAPI:
         facts = await asyncio.to_thread(factory.text_facts, self._config)
         vocabulary = await asyncio.to_thread(factory.target_fingerprint, self._config)
-        served = _served(self._config, facts.context, vocabulary)
+        served = replace(_served(self._config, facts.context, vocabulary), sampling=facts.sampling)
         limits, gate = _limits(self._config.ingress), _gate(self._config.ingress)
         context = serve.get_replica_context()
         replica = context.replica_id.unique_id
@@ -63,7 +64,7 @@ class IngressReplica:
             limits,
             gate,
             stamp_ids=False,
-            batch_folder=_batch_folder(self._config),
+            batch_folder=self._config.ingress.batches(context.app_name),
             batch_limits=BatchLimits(file_bytes=self._config.ingress.max_file_bytes),
         )
         common = {
@@ -88,17 +89,16 @@ def _limits(settings: Ingress) -> HttpLimits:
             access_log.addHandler(logging.StreamHandler())
             access_log.propagate = False
     return HttpLimits(
-        body_bytes=settings.max_body_bytes, cors_origins=settings.cors_origins, access_log=settings.access_log
+        body_bytes=settings.max_body_bytes,
+        cors_origins=settings.cors_origins,
+        access_log=settings.access_log,
+        guards_browsers=settings.keys_file is None,
+        is_loopback=names_this_machine(settings.host if ":" not in settings.host else f"[{settings.host}]"),
     )
 
 
 def _gate(settings: Ingress) -> RequestGate:
     return RequestGate(KeyRing(settings.keys_file, time.monotonic), FairQueue(settings.running, settings.queue))
-
-
-def _batch_folder(config: DeploymentConfig) -> Path | None:
-    folder = config.ingress.batch_folder
-    return None if folder is None else Path(folder).expanduser() / config.name
 
 
 def _served(config: DeploymentConfig, context: int, vocabulary: str) -> Served:

@@ -35,7 +35,9 @@ from deployments.ingress.translate import chat_requests, check_messages, check_m
 BATCH_PRIORITY = -10
 """Of requests of a batch that name none: what people wait for goes first."""
 DONE = b"data: [DONE]\n\n"
-PAGE_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
+PAGE_POLICY = (
+    "default-src 'none'; img-src data:; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
+)
 """The page is one file and talks to its own server only."""
 B = TypeVar("B", bound=Body)
 Deltas = AsyncGenerator[tuple[int, Delta], None]
@@ -49,12 +51,15 @@ class HttpLimits:
     body_bytes: the longest body; more is refused unread. body_s: within so many seconds it must have come.
     cors_origins: pages of these origins may call from browsers.
     access_log: one line of JSON per request, without keys and prompts.
+    guards_browsers: refuse pages of other sites; is_loopback: and names that are not this machine's.
     """
 
     body_bytes: int = 4 * 1024 * 1024
     body_s: float = BODY_LIMIT_S
     cors_origins: tuple[str, ...] = ()
     access_log: bool = False
+    guards_browsers: bool = False
+    is_loopback: bool = False
 
 
 @dataclass(slots=True)
@@ -109,7 +114,7 @@ class Routes:
         await self._check_grammar(body, asked[0])
         echoes = await asyncio.to_thread(self._echoes, body) if body.echo else [""] * len(body.prompt)
         candidates = len(asked) // len(body.prompt)
-        choices = [Choice(i, echo=echoes[i // candidates]) for i in range(len(asked))]
+        choices = [Choice(i, piece=self.codec.piece, echo=echoes[i // candidates]) for i in range(len(asked))]
         options = _options(body, candidates, kept=body.n)
         return CompletionAnswer(id_, int(self.clock()), self.served, self.codec, choices, options), asked
 
@@ -118,7 +123,10 @@ class Routes:
         asked = await asyncio.to_thread(chat_requests, body, id_, self.codec, self.served)
         await self._check_grammar(body, asked[0])
         names = [] if body.tool_choice == "none" else [tool["function"]["name"] for tool in body.tools]
-        choices = [Choice(i, reader=ToolCallReader(names, body.parallel_tool_calls)) for i in range(len(asked))]
+        choices = [
+            Choice(i, piece=self.codec.piece, reader=ToolCallReader(names, body.parallel_tool_calls))
+            for i in range(len(asked))
+        ]
         return ChatAnswer(id_, int(self.clock()), self.served, self.codec, choices, _options(body, body.n)), asked
 
     async def _check_grammar(self, body: Common, request: GenerationRequest) -> None:
@@ -150,6 +158,10 @@ class Routes:
         except PromptTooLongError as error:
             raise PromptTooLongError(error.message, "prompt" if body.messages is None else "messages") from error
         return JSONResponse({"tokens": list(tokens), "count": len(tokens), "max_model_len": self.served.context})
+
+    async def tokenizer_info(self) -> Response:
+        """GET /tokenizer_info: special tokens and chat template, as lm-evaluation-harness asks for them."""
+        return JSONResponse(self.codec.describe())
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize: text of ids."""
@@ -190,6 +202,7 @@ class Routes:
             "max_model_len": self.served.context,
             "rule": self.served.rule,
             "exact": self.served.exact,
+            "default_sampling": {"temperature": 1.0, **self.served.sampling},
             **({"vocabulary_fingerprint": self.served.vocabulary} if self.served.vocabulary else {}),
         }
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from actors.messages import Delta, GenerationRequest
@@ -36,6 +36,8 @@ class Codec(admission.Codec, Protocol):
 
     def decode(self, tokens: Sequence[int]) -> str: ...
 
+    def describe(self) -> dict[str, object]: ...
+
     def piece(self, token: int) -> bytes: ...
 
 
@@ -51,6 +53,9 @@ class Served:
     vocabulary: str = ""
     """Fingerprint of the target's vocabulary (cluster.models.references.vocabulary_fingerprint); empty where there
     is none."""
+
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """What requests get that do not say it: of temperature, top_p, top_k, min_p and repetition_penalty."""
 
     @property
     def exact(self) -> bool:

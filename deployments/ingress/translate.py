@@ -91,6 +91,7 @@ def _sampling(body: Common, codec: Codec, max_tokens: int, grammar: str | None, 
             "min_tokens",
             "ignore_eos",
         )
+        if name in body.model_fields_set  # the orchestrator knows what the model gives to those that do not say it
     }
     speculation = body.speculation
     try:

@@ -60,8 +60,8 @@ class TryingLookahead(LookaheadController):
         super().__init__(settings, rule, probe_after=4)
         self._committed = 0
 
-    def observe_block(self, sequence: str, confidences: Sequence[float], accepted: int) -> None:
-        super().observe_block(sequence, confidences, accepted)
+    def observe_block(self, sequence: str, confidences: Sequence[float], accepted: int, branches: int = 0) -> None:
+        super().observe_block(sequence, confidences, accepted, branches)
         self._committed += accepted
 
     def observe_pass(self, tokens: int, rows: int, seconds: float, prompt_tokens: int = 0) -> None:

@@ -92,6 +92,7 @@ class Reciter:
                 if sampling.logprobs is not None
                 else (),
                 margins=(0.5,) * len(block) if sampling.margins else (),
+                rejected=((),) * (len(block) - 1) + (self.codec.encode("<s>"),) if sampling.margins else (),
                 finish=finish,
                 stop=pushed.stop,
                 usage=Usage(7, sent, 9, 6, 4, 2, 1) if last else None,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from actors.algorithms.draft_tree import walk
+from actors.algorithms.draft_tree import rejected, walk
 from actors.engines.emulated.language import Language, draw_key, ranked_tokens, token_at, uniform
 from actors.engines.emulated.presets import DraftSpec, TargetSpec
 from actors.engines.emulated.timing import Faults, Pacer
@@ -155,6 +155,7 @@ class EmulatedTarget:
             len(path),
             alternatives=views,
             margins=margins,
+            rejected=rejected(drafts, parents, said.tokens[: len(path)]) if sampling.margins else (),
         )
 
     def _view(self, key: int, token: int, count: int) -> Alternatives:

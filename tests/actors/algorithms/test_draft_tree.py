@@ -16,6 +16,7 @@ from actors.algorithms.draft_tree import (
     is_path,
     main_path,
     reaches,
+    rejected,
     walk,
 )
 from actors.algorithms.tree_selection import LEAST_REACH, rank_nodes
@@ -99,6 +100,10 @@ def test_sums_over_a_tree() -> None:
     assert follow(TOKENS, PARENTS, (1, 2, 4, 9)) == [0, 2, 4]
     assert follow(TOKENS, PARENTS, (1, 2)) == [0, 2]
     assert follow(TOKENS, PARENTS, (9, 1)) == []
+    assert rejected(TOKENS, PARENTS, (1,)) == (2, 4)
+    assert rejected(TOKENS, PARENTS, ()) == (1, 2, 4)
+    assert rejected(TOKENS, PARENTS, (1, 3)) == ()
+    assert rejected((1, 2, 3), (), (1,)) == (2, 3)
     assert depths(PARENTS) == [1, 1, 2, 2, 3]
     assert reaches((0.5, 0.25, 0.5, 0.25, 0.5), PARENTS) == [0.5, 0.25, 0.25, 0.125, 0.125]
     assert main_path(PARENTS) == [0, 2, 4]
