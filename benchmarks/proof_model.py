@@ -66,7 +66,8 @@ def run(model_id: str, dtype: Dtype, *, prompts: int, tokens: int = 12, length: 
 def figures(found: Sweep) -> str:
     return (
         f"{found.settings} settings alone and in combination; {found.proposed} draft tokens proposed, {found.accepted} "
-        f"accepted, lookaheads {min(found.lookaheads)} to {max(found.lookaheads)}; {found.errors} requests leave no "
+        f"accepted ({found.branches} of them alternatives), paths of {min(found.lookaheads)} to "
+        f"{max(found.lookaheads)}; {found.errors} requests leave no "
         "token to choose and end alike"
     )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.errors import ConfigError
+from actors.messages import DRAFTED
 from deployments.cli.options import AsJson, Key, client_of, said
 from deployments.client.address import DEFAULT_URL
 
@@ -176,7 +177,7 @@ def achieved(results: Sequence[Result]) -> dict[str, Any]:
     for result in results:
         run = 0
         for origin in result.origins:
-            if origin == "accepted":
+            if origin in DRAFTED:
                 run += 1
                 continue
             per_pass[run] += 1

@@ -19,6 +19,7 @@ from actors.engines.transformers.slots import (
     Attending,
     HeadShape,
     Layout,
+    Move,
     Probe,
     SlotCache,
     SlotRow,
@@ -86,6 +87,10 @@ class CausalLM:
         kept = torch.tensor(keep, dtype=torch.long, device=self.device)
         logits: Tensor = self._call(layout.tokens, layout.positions, kept, layout)[0]
         return logits
+
+    def move(self, cache: SlotCache, moves: Sequence[Move]) -> None:
+        """Copy tree nodes that came true into the prefixes of their slots."""
+        cache.move(moves)
 
     def _graphed(self, cache: SlotCache) -> GraphedPasses:
         if id(cache) not in self._graphs:
