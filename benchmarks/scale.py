@@ -1,4 +1,4 @@
-"""A thousand replicas on paper: what a day costs, and what becomes the bottleneck. `make bench-scale` prints it.
+"""A thousand replicas on paper: what a day costs, and what becomes the bottleneck (`python -m benchmarks scale`).
 
 Measured here: what one message on a wire and one Ray call cost, and what one look of the autoscaling policies takes
 with so many replicas. Computed from that and from the replayed day: what every orchestrator and Ray Serve's controller
@@ -7,7 +7,6 @@ must do per second when all replicas are one application, and how many replicas 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import platform
@@ -19,12 +18,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from actors.messages import GenerationRequest, OpenSequence, Verdict, VerdictBatch
+from actors.messages import GenerationRequest, OpenSequence, VerificationBatch, VerificationResult
 from actors.orchestrator.session import Session
 from actors.settings import SamplingSettings
 from actors.text.emulated_codec import EmulatedCodec
 from actors.transport.connection import PULSE_PERIOD_S
 from actors.transport.socket import Endpoint, SocketPeer, SocketServer
+from benchmarks.support import options
 from cluster.config.deployment import Health
 from cluster.planning.replay import replay, speed
 from cluster.planning.traffic import PRESETS
@@ -43,8 +43,8 @@ class _Source:
     """Streams verdict batches as fast as they are taken."""
 
     def __init__(self, count: int) -> None:
-        verdicts = [Verdict(f"sequence-{i:04d}", 100, (1, 2, 3), 5, 2) for i in range(BATCH)]
-        self._batches = [VerdictBatch("target:0", n, verdicts, 0.025, 48, 0.0) for n in range(count)]
+        verdicts = [VerificationResult(f"sequence-{i:04d}", 100, (1, 2, 3), 5, 2) for i in range(BATCH)]
+        self._batches = [VerificationBatch("target:0", n, verdicts, 0.025, 48, 0.0) for n in range(count)]
 
     async def deliver(self, link: str, mail: Sequence[Any]) -> None:
         """Nothing is sent this way."""
@@ -66,6 +66,9 @@ class _Behind:
 
     async def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
         yield None
+
+    def close(self, link: str | None = None) -> None:
+        """There is nothing to give back."""
 
 
 async def message_s(count: int = 4000) -> float:
@@ -103,9 +106,9 @@ async def verdict_s(count: int = 4000) -> float:
     session = Session(request, opening, [1, 2, 3], codec.stream((1, 2, 3)))
     began = time.process_time()
     for n in range(count):
-        session.commit(Verdict("sequence", 3 + 3 * n, (5, 6, 7), 5, 2))
+        session.commit(VerificationResult("sequence", 3 + 3 * n, (5, 6, 7), 5, 2))
         event = session.events.get_nowait()
-        assert isinstance(event, Verdict)
+        assert isinstance(event, VerificationResult)
         session.deliver(event)
     return (time.process_time() - began) / count
 
@@ -126,11 +129,11 @@ def call_s(count: int = 2000) -> float:
         return (time.process_time() - began) / count
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> int:
     """Replay, measure, compute and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--orchestrators", type=int, default=64)
-    mesh = parser.parse_args().orchestrators
+    parser = options.parser("scale", __doc__)
+    parser.add_argument("--orchestrators", type=options.at_least(1), default=64)
+    mesh = parser.parse_args(argv).orchestrators
     traffic = PRESETS["internet"]
     day = replay(traffic)
     targets, drafts = max((targets, drafts) for _, targets, drafts in day.sizes)
@@ -177,11 +180,8 @@ def main() -> None:
     console = Console()
     console.width = max(console.width, 110)
     console.print(table)
+    return 0
 
 
 def _cores(per_s: float, each_s: float) -> str:
     return f"{per_s:.0f} per second, {per_s * each_s:.2f} cores"
-
-
-if __name__ == "__main__":
-    main()

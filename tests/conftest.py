@@ -6,6 +6,8 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +26,37 @@ EMULATED: dict[str, Any] = {
         "health": {"period_s": 1.0, "ping_timeout_s": 3.0},
     },
 }
+
+
+@cache
+def needs_ray(module: Path) -> bool:
+    """Whether tests in a file use the Ray cluster of this run."""
+    return "pytest.mark.ray" in module.read_text()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first: modules that need the Ray cluster, then those that need the demo model. The demo
+    model's application comes up last, because it stays up."""
+
+    def place(item: pytest.Item) -> tuple[bool, bool]:
+        ray, demo = needs_ray(item.path), item.get_closest_marker("demo") is not None
+        return not ray, ray == demo
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Of the processes of `make test`, one runs all modules that need the Ray cluster, so that there is only one;
+    the others go, whole, to whichever is free."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneRayCluster(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            module = nodeid.partition("::")[0]
+            return "ray" if needs_ray(config.rootpath / module) else module
+
+    return OneRayCluster(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -50,8 +83,6 @@ def emulated_url(ray_port: int) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def demo_url(ray_port: int) -> Iterator[str]:
     """The demo's real model and draft."""
-    from pathlib import Path
-
     import deployments
     from cluster.config.deployment import load_config
 

@@ -31,24 +31,22 @@ class DraftActor(Replica[DraftMessage, ProposalBatch]):
         clock: Callable[[], float] = time.monotonic,
         tracer: Tracer = NO_TRACES,
     ) -> None:
+        super().__init__(name, clock)
         self._tracer = tracer
         self._make_model = make_model
         self._settings = settings
         self._recorder = recorder
         self._owners: dict[str, str] = {}
-        self._lengths: dict[str, int] = {}
-        """Committed length of each sequence, prompt included."""
         self._behind: dict[str, int] = {}
         self._unknown: dict[str, str] = {}
         self._refused: dict[str, str] = {}
         self._frontier_empty = False
-        super().__init__(name, clock)
 
     def _prepare(self) -> ModelCard:
         self._model = self._make_model()
         self._forest = Forest(self._settings.tree)
         card = self._model.card()
-        self._accounts = StepMetrics(self._recorder, card.slots)
+        self._metrics = StepMetrics(self._recorder, card.slots)
         return card
 
     # -- mail ----------------------------------------------------------------------------------------------------
@@ -63,7 +61,7 @@ class DraftActor(Replica[DraftMessage, ProposalBatch]):
                     self._open(link, message)
                 case Cancel():
                     self._close(message.sequences)
-                    self._accounts.occupied(len(self._owners))
+                    self._metrics.occupied(len(self._owners))
 
     def _open(self, link: str, opening: OpenSequence) -> None:
         name = opening.sequence
@@ -76,25 +74,21 @@ class DraftActor(Replica[DraftMessage, ProposalBatch]):
         tokens = [*opening.prompt, *opening.committed]
         self._tracer.begin(name)
         self._owners[name] = link
-        self._lengths[name] = len(tokens)
         self._forest.open(name, prefix_key(tokens), len(tokens))
 
     def _take_commit(self, link: str, commit: CommitUpdate) -> None:
-        length = self._lengths.get(commit.sequence)
-        if length is None:
-            self._unknown[commit.sequence] = link
-            return
-        if commit.position > length:  # a commit before this one was lost
-            self._behind[commit.sequence] = length
-            return
-        fresh = commit.tokens[length - commit.position :]
-        if fresh:
-            self._forest.commit(commit.sequence, length, fresh)
-            self._model.advance(commit.sequence, fresh)
-            self._lengths[commit.sequence] = length + len(fresh)
-        if commit.features is not None and isinstance(self._model, FeatureReader):
-            self._model.read_features(commit.sequence, commit.features)
-        self._forest.set_weight(commit.sequence, 0.0 if commit.declined else 1.0)
+        name = commit.sequence
+        progress = self._forest.commit(name, commit.position, commit.tokens)
+        if progress == "unknown":
+            self._unknown[name] = link
+        elif progress == "behind":  # a commit before this one was lost
+            self._behind[name] = self._forest.position(name)
+        else:
+            if progress:
+                self._model.advance(name, commit.tokens[-progress:])
+            if commit.features is not None and isinstance(self._model, FeatureReader):
+                self._model.read_features(name, commit.features)
+            self._forest.set_weight(name, 0.0 if commit.declined else 1.0)
 
     def _close(self, sequences: Sequence[str]) -> None:
         for name in sequences:
@@ -102,13 +96,13 @@ class DraftActor(Replica[DraftMessage, ProposalBatch]):
             self._behind.pop(name, None)
             self._refused.pop(name, None)
             if self._owners.pop(name, None) is not None:
-                self._tracer.end(name, length=self._lengths.pop(name))
+                self._tracer.end(name, length=self._forest.position(name))
                 self._forest.close(name)
                 self._model.close(name)
 
     def _drop_link(self, link: str) -> None:
         self._close([name for name, owner in self._owners.items() if owner == link])
-        self._accounts.occupied(len(self._owners))
+        self._metrics.occupied(len(self._owners))
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -127,8 +121,8 @@ class DraftActor(Replica[DraftMessage, ProposalBatch]):
         self._forest.observe_step(len(requests), seconds)
         grown = self._forest.grow(answers)
         if requests:
-            drafted = sum(len(e.tokens) for expansions in grown.values() for e in expansions)
-            self._accounts.step_done(seconds=seconds, drafted=drafted, sequences=len(self._owners))
+            drafted = sum(map(len, grown.values()))  # of each node its first guess; alternatives come on top
+            self._metrics.step_done(seconds=seconds, drafted=drafted, sequences=len(self._owners))
         return self._batches(grown, seconds, len(requests))
 
     def _batches(self, grown: dict[str, list[Expansion]], seconds: float, rows: int) -> dict[str, ProposalBatch]:
@@ -166,7 +160,7 @@ class DraftActor(Replica[DraftMessage, ProposalBatch]):
         }
 
     def _facts(self) -> dict[str, float]:
-        return self._load() | self._accounts.facts()
+        return self._load() | self._metrics.facts()
 
     def _busy(self) -> bool:
         return bool(self._owners) and not self._frontier_empty

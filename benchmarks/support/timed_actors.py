@@ -13,10 +13,18 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.algorithms.types import Outcome
+from actors.algorithms.draft_tree import follow, main_path
 from actors.draft.actor import DraftActor
 from actors.engines.protocol import DraftModel, Expand, ModelCard, Ranked, Row, TargetModel
-from actors.messages import CommitUpdate, DraftMessage, OpenSequence, ProposalBatch, TargetMessage, VerdictBatch
+from actors.messages import (
+    CommitUpdate,
+    DraftMessage,
+    OpenSequence,
+    ProposalBatch,
+    TargetMessage,
+    VerificationBatch,
+    VerificationResult,
+)
 from actors.replica.replica import Mail, Replica, Result
 from actors.settings import DraftSettings, TargetSettings
 from actors.target.actor import TargetActor
@@ -48,12 +56,13 @@ class PassNote:
 
 @dataclass(slots=True)
 class StepNote:
-    """One draft step. rows: tree nodes expanded; mark: the first of them."""
+    """One draft step. rows: tree nodes expanded; mark: the first of them; cpu_s: processor time of the model thread."""
 
     started: float
     ended: float
     rows: int
     mark: Mark | None = None
+    cpu_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -74,7 +83,7 @@ class _Probed(Replica[Mail, Result]):
     """What both probed replicas share: mail is delayed and its arrival noted, results are counted."""
 
     def _take_notes_for(self, name: str, link_delay_ms: float) -> None:
-        """Before the replica's own constructor, which starts the model thread."""
+        """Part of a constructor: nothing is noted before `start`."""
         self._notes = ReplicaNotes(name)
         self._delay: ChaosLink[Any] | None = None
         if link_delay_ms:
@@ -125,7 +134,7 @@ class _ProbedTargetModel:
     def attach(self, slot: int, opening: OpenSequence) -> None:
         self._model.attach(slot, opening)
 
-    def forward(self, rows: Sequence[Row]) -> list[Outcome | None]:
+    def forward(self, rows: Sequence[Row]) -> list[VerificationResult | None]:
         started = time.monotonic()
         outcomes = self._model.forward(rows)
         self._owner.note_pass(started, time.monotonic(), rows, outcomes)
@@ -138,7 +147,16 @@ class _ProbedTargetModel:
         self._model.detach(slot)
 
 
-class ProbedTarget(_Probed[TargetMessage, VerdictBatch], TargetActor):
+def _on_path(row: Row, result: VerificationResult) -> int:
+    """Draft tokens on the path that came true and on the most likely one from there."""
+    tokens, parents = row.proposal.tokens, row.proposal.parents
+    if not parents:
+        return len(tokens)
+    path = follow(tokens, parents, result.tokens[: result.accepted])
+    return len(path) + len(main_path(parents, path[-1] if path else -1))
+
+
+class ProbedTarget(_Probed[TargetMessage, VerificationBatch], TargetActor):
     """A target replica that notes its passes, and adds `link_delay_ms` to every delivery."""
 
     def __init__(
@@ -149,9 +167,9 @@ class ProbedTarget(_Probed[TargetMessage, VerdictBatch], TargetActor):
         recorder: Recorder,
         link_delay_ms: float = 0.0,
     ) -> None:
+        super().__init__(name, lambda: _ProbedTargetModel(make_model(), self), settings, recorder)
         self._take_notes_for(name, link_delay_ms)
         self._held_since: float | None = None
-        super().__init__(name, lambda: _ProbedTargetModel(make_model(), self), settings, recorder)
 
     def _mark(self, message: TargetMessage) -> Mark | None:
         return offer_mark(message) if isinstance(message, ProposalBatch) else None
@@ -162,11 +180,14 @@ class ProbedTarget(_Probed[TargetMessage, VerdictBatch], TargetActor):
             self._held_since = time.monotonic()
         return pause
 
-    def note_pass(self, started: float, ended: float, rows: Sequence[Row], outcomes: Sequence[Outcome | None]) -> None:
+    def note_pass(
+        self, started: float, ended: float, rows: Sequence[Row], outcomes: Sequence[VerificationResult | None]
+    ) -> None:
         held = 0.0 if self._held_since is None else started - self._held_since
         self._held_since = None
         decided = [(row, outcome) for row, outcome in zip(rows, outcomes, strict=True) if outcome is not None]
-        proposed = sum(len(row.proposal.tokens) for row, _ in decided)
+        nodes = sum(len(row.proposal.tokens) for row, _ in decided)
+        proposed = sum(_on_path(row, outcome) for row, outcome in decided)
         tokens = sum(len(row.tokens) for row in rows)
         self._notes.passes.append(
             PassNote(
@@ -174,22 +195,20 @@ class ProbedTarget(_Probed[TargetMessage, VerdictBatch], TargetActor):
                 ended=ended,
                 rows=len(rows),
                 tokens=tokens,
-                prompt_tokens=tokens - proposed - len(decided),
+                prompt_tokens=tokens - nodes - len(decided),
                 proposed=proposed,
                 accepted=sum(outcome.accepted for _, outcome in decided),
                 committed=sum(len(outcome.tokens) for _, outcome in decided),
                 held_s=held,
-                full=sum(outcome.accepted == len(row.proposal.tokens) for row, outcome in decided),
+                full=sum(outcome.accepted == _on_path(row, outcome) for row, outcome in decided),
             )
         )
 
-    def _work(self) -> dict[str, VerdictBatch]:
+    def _work(self) -> dict[str, VerificationBatch]:
         results = super()._work()
         if self._notes.passes:
             self._notes.passes[-1].marks = [
-                (batch.verdicts[0].sequence, batch.verdicts[0].position, 0)
-                for batch in results.values()
-                if batch.verdicts
+                (batch.results[0].sequence, batch.results[0].position, 0) for batch in results.values() if batch.results
             ]
         return results
 
@@ -208,9 +227,9 @@ class _ProbedDraftModel:
         self._model.open(opening)
 
     def expand(self, requests: Sequence[Expand]) -> list[Ranked]:
-        started = time.monotonic()
+        started, cpu = time.monotonic(), time.thread_time()
         answers = self._model.expand(requests)
-        self._owner.note_step(started, time.monotonic(), len(requests))
+        self._owner.note_step(started, time.monotonic(), len(requests), time.thread_time() - cpu)
         return answers
 
     def advance(self, sequence: str, tokens: Sequence[int]) -> None:
@@ -231,14 +250,14 @@ class ProbedDraft(_Probed[DraftMessage, ProposalBatch], DraftActor):
         recorder: Recorder,
         link_delay_ms: float = 0.0,
     ) -> None:
-        self._take_notes_for(name, link_delay_ms)
         super().__init__(name, lambda: _ProbedDraftModel(make_model(), self), settings, recorder)
+        self._take_notes_for(name, link_delay_ms)
 
     def _mark(self, message: DraftMessage) -> Mark | None:
         return (message.sequence, message.position, 0) if isinstance(message, CommitUpdate) else None
 
-    def note_step(self, started: float, ended: float, rows: int) -> None:
-        self._notes.steps.append(StepNote(started, ended, rows))
+    def note_step(self, started: float, ended: float, rows: int, cpu_s: float) -> None:
+        self._notes.steps.append(StepNote(started, ended, rows, cpu_s=cpu_s))
 
     def _work(self) -> dict[str, ProposalBatch]:
         results = super()._work()

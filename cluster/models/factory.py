@@ -7,7 +7,8 @@ import math
 import os
 import sys
 import threading
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from actors.engines.protocol import DraftModel, TargetModel
@@ -16,6 +17,7 @@ from actors.text.answer_comparison import TOLERANCE
 from actors.text.codec import TextCodec
 from actors.text.emulated_codec import EmulatedCodec
 from cluster.config.deployment import DeploymentConfig, Resources
+from cluster.models.default_sampling import default_sampling
 from cluster.models.demo import Progress
 
 if TYPE_CHECKING:
@@ -36,11 +38,13 @@ _OWN_MODEL = ("model", "retokenised", "hidden_states")
 
 @dataclass(frozen=True, slots=True)
 class TextFacts:
-    """What orchestrators and doors must know of the target: its text, its number of ids, and its context."""
+    """What orchestrators and doors must know of the target: its text, its number of ids, its context, its sampling."""
 
     codec: TextCodec | EmulatedCodec
     vocabulary: int
     context: int
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """What requests get that do not say it (default_sampling.py)."""
 
 
 def target_model(config: DeploymentConfig, ranks: RankGroup | None = None) -> TargetModel:
@@ -144,7 +148,8 @@ def _transformers_target(config: DeploymentConfig, ranks: RankGroup | None) -> T
         from actors.engines.transformers.same_bits import require_same_bits
 
         require_same_bits(model, config.target.settings.context)
-    return TransformersTarget(model, config.resolved_target(), grammars, _feature_tap(config, model))
+    trees, features = not config.target.deterministic, _feature_tap(config, model)
+    return TransformersTarget(model, config.resolved_target(), grammars, trees=trees, features=features)
 
 
 def _feature_tap(config: DeploymentConfig, model: CausalLM) -> FeatureTap | None:
@@ -155,9 +160,8 @@ def _feature_tap(config: DeploymentConfig, model: CausalLM) -> FeatureTap | None
     from cluster.models import feature_checkpoint
     from cluster.models.references import fetch
 
-    layers, weight = feature_checkpoint.load_projection(
-        fetch(config.draft.model), model.module.config.get_text_config()
-    )
+    text = model.module.config.get_text_config()
+    layers, weight = feature_checkpoint.load_projection(fetch(config.draft.model), text)
     return FeatureTap(model.module, layers, weight)
 
 
@@ -252,7 +256,10 @@ def text_facts(config: DeploymentConfig) -> TextFacts:
         language = target_spec(config.target.model, config.target.engine_kwargs).language
         eos = language.eos[0] if language.eos else None
         return TextFacts(
-            EmulatedCodec(language.vocabulary, eos=eos), language.vocabulary, config.target.settings.context
+            EmulatedCodec(language.vocabulary, eos=eos),
+            language.vocabulary,
+            config.target.settings.context,
+            default_sampling(config),
         )
     from transformers import AutoConfig
 
@@ -261,7 +268,8 @@ def text_facts(config: DeploymentConfig) -> TextFacts:
     described = AutoConfig.from_pretrained(str(fetch(config.target.model)), local_files_only=True).get_text_config()
     codec = TextCodec(load_tokenizer(config.target.model))
     positions = getattr(described, "max_position_embeddings", None) or config.target.settings.context
-    return TextFacts(codec, described.vocab_size, min(config.target.settings.context, positions))
+    context = min(config.target.settings.context, positions)
+    return TextFacts(codec, described.vocab_size, context, default_sampling(config))
 
 
 def target_fingerprint(config: DeploymentConfig) -> str:

@@ -262,7 +262,7 @@ def draft_replicas(
         reason = "passes find no proposal, though drafts have time to spare"
     elif starved > goals.starved_above and not starting and memory.settled(now, look_back_s):
         memory = memory.starving(now, running / max(1, current))
-        wanted = max(wanted, current * (1 + starved))
+        wanted = max(wanted, current * _relief(starved, goals))
         reason = f"{starved:.0%} of passes found no proposal"
     elif starved > goals.starved_below:
         wanted = max(wanted, float(current))
@@ -279,6 +279,18 @@ def draft_replicas(
     if wanted > max(1.0, running):  # one sequence is one draft's work
         wanted, reason = max(1.0, running), "a draft for each sequence"
     return _settle(wanted, current, starting, goals.growth, 0.0, reason, memory)
+
+
+def _relief(starved: float, goals: DraftGoals) -> float:
+    """How many times as many drafts are asked for when this share of passes finds no proposal: 1 + starved, but never
+    more than feed so many passes that one draft may go again.
+
+    n drafts feed a share 1 - starved of the passes, so that m feed (1 - starved) m / n: at n (1 - starved_below) /
+    (1 - starved) starvation has come down to `starved_below`. One more would be given up again, and the policy would
+    swing over two counts and more whenever it looks whether fewer do.
+    """
+    enough = (1 - goals.starved_below) / (1 - starved) if starved < 1 else math.inf
+    return min(1 + starved, enough)
 
 
 def _settle(

@@ -7,23 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.messages import Delta, Usage
+from actors.messages import Delta
 from actors.text.answer_comparison import Comparison, Reference
-
-
-@dataclass(slots=True)
-class Timing:
-    """One streamed answer. Times are in seconds.
-
-    gaps: per token after the first delta, the time since the delta before, shared by the tokens that came together.
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    margins: list[float] = field(default_factory=list)
-    first: float = 0.0
-    total: float = 0.0
-    gaps: list[float] = field(default_factory=list)
-    usage: Usage = field(default_factory=Usage)
+from cluster.observability.quantiles import quantile
+from deployments.client.timing import Timing
 
 
 @dataclass(slots=True)
@@ -35,11 +22,11 @@ class Summary:
     @property
     def first_token_s(self) -> float:
         """Median time to first token."""
-        return quantile([answer.first for answer in self.answers], 0.5)
+        return quantile([answer.first for answer in self.answers], 0.5, empty=0.0)
 
     def gap_s(self, q: float) -> float:
         """Quantile of the inter-token latency over all tokens."""
-        return quantile([gap for answer in self.answers for gap in answer.gaps], q)
+        return quantile([gap for answer in self.answers for gap in answer.gaps], q, empty=0.0)
 
     @property
     def tokens_per_s(self) -> float:
@@ -56,21 +43,10 @@ class Summary:
 def measure(client: Any, prompt: Any, show: Callable[[Delta], None], **sampling: Any) -> Timing:
     """Stream one answer and note when its tokens came."""
     timing = Timing()
-    started = last = time.perf_counter()
+    started = time.perf_counter()
     for delta in client.stream(prompt, margins=True, **sampling):
-        now = time.perf_counter()
-        if delta.tokens:
-            if not timing.tokens:
-                timing.first = now - started
-            else:
-                timing.gaps += [(now - last) / len(delta.tokens)] * len(delta.tokens)
-            last = now
-        timing.tokens += delta.tokens
-        timing.margins += delta.margins
-        if delta.usage is not None:
-            timing.usage = delta.usage
+        timing.take(delta, time.perf_counter() - started)
         show(delta)
-    timing.total = last - started
     return timing
 
 
@@ -80,11 +56,3 @@ def compare(reference: Sequence[Timing], other: Sequence[Timing]) -> Comparison:
     for number, (a, b) in enumerate(zip(reference, other, strict=True), 1):
         found.add(f"answer {number}", Reference(a.tokens, a.margins), b.tokens)
     return found
-
-
-def quantile(values: Sequence[float], q: float) -> float:
-    """The value below which a share `q` lies (nearest rank); 0 for none."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]

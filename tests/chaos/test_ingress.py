@@ -81,7 +81,7 @@ async def lose_the_ingress(url: str, how: signal.Signals) -> Seen:
         async def all_run() -> bool:
             return (await service.status())["sessions"] == 3
 
-        await emulated_application.until(all_run, 10.0)
+        await emulated_application.until(all_run, 60.0)
         (ingress,) = await find("emulated", "ingress")
         struck = time.monotonic()
         ingress.send(how)

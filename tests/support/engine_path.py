@@ -18,10 +18,10 @@ from toy_models import ToyModel
 
 from actors.algorithms import sampling
 from actors.algorithms.drafting import DraftRow, rank_children
-from actors.algorithms.types import Block, Outcome
+from actors.algorithms.types import Block
 from actors.algorithms.verification import verify_blocks
 from actors.engines.protocol import Expand, ModelCard, Ranked, Row
-from actors.messages import OpenSequence, prefix_key
+from actors.messages import OpenSequence, VerificationResult, prefix_key
 from actors.settings import LookaheadSettings, Rule, SamplingSettings, TargetSettings, TreeSettings
 
 
@@ -42,17 +42,20 @@ class ToyTarget:
         self.outputs: dict[int, list[int]] = {}
 
     def card(self) -> ModelCard:
-        return ModelCard("toy", self.model.vocabulary, 64, self.slots)
+        return ModelCard("toy", self.model.vocabulary, 64, self.slots, trees=True)
 
     def attach(self, slot: int, opening: OpenSequence) -> None:
         self.openings[slot], self.outputs[slot] = opening, list(opening.committed)
 
-    def forward(self, rows: Sequence[Row]) -> list[Outcome | None]:
+    def forward(self, rows: Sequence[Row]) -> list[VerificationResult | None]:
         logits, blocks = [], []
         for row in rows:
             opening, output, drafts = self.openings[row.slot], self.outputs[row.slot], row.proposal.tokens
-            prefix = [*opening.prompt, *output]
-            logits += [self.model.logits([*prefix, *drafts[:i]]) for i in range(len(drafts) + 1)]
+            prefix, parents = [*opening.prompt, *output], row.proposal.parents
+            branches: list[list[int]] = [[]]  # what each row follows
+            for i, token in enumerate(drafts):
+                branches.append([*branches[(parents[i] if parents else i - 1) + 1], token])
+            logits += [self.model.logits([*prefix, *branch]) for branch in branches]
             supports = row.proposal.supports
             blocks.append(
                 Block(
@@ -64,6 +67,8 @@ class ToyTarget:
                     drafts,
                     supports,
                     rule=self.rule,
+                    parents=parents,
+                    sequence=opening.sequence,
                 )
             )
         self.clock.now += 1 + self.slope * sum(len(row.tokens) for row in rows)

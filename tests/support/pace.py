@@ -9,12 +9,12 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from actors.algorithms.types import Outcome
 from actors.engines.protocol import Expand, Ranked, Row
+from actors.messages import VerificationResult
 
 
 class Pace:
-    """Wrap both engines with the same pace.
+    """Wrap both engines with the same pace, those of all replicas.
 
     steps: of the draft between two passes. patience_s: a draft whose trees are full makes no more steps; the pass then
         goes ahead. It does at once where the draft has no sequence.
@@ -46,9 +46,9 @@ class PacedTarget:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def forward(self, rows: Sequence[Row]) -> list[Outcome | None]:
+    def forward(self, rows: Sequence[Row]) -> list[VerificationResult | None]:
         self._seen = self._pace.wait(self._seen)
-        found: list[Outcome | None] = self._model.forward(rows)
+        found: list[VerificationResult | None] = self._model.forward(rows)
         return found
 
 
@@ -75,7 +75,7 @@ class PacedDraft:
         return found
 
     def _count(self, names: set[str]) -> None:
-        self._names = names
         with self._pace.moved:
-            self._pace.opened = len(names)
+            self._pace.opened += len(names) - len(self._names)
+            self._names = names
             self._pace.moved.notify_all()

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actors.algorithms.types import Outcome
+from actors.algorithms.draft_tree import follow
 from actors.engines.protocol import Row
 from actors.errors import ConfigError
 from actors.features import BFLOAT16, Features
+from actors.messages import VerificationResult
 
 NEWEST = 256
 """Most positions of a prompt whose features are sent: the newest. A draft does without the others, as it does after a
@@ -69,36 +70,34 @@ class FeatureTap:
             hook.remove()
 
     @torch.inference_mode()
-    def attach(self, rows: Sequence[Row], outcomes: Sequence[Outcome | None]) -> list[Outcome | None]:
-        """The outcomes of the pass that was just run, with the features of all that each commits.
+    def attach(self, rows: Sequence[Row], results: Sequence[VerificationResult | None]) -> None:
+        """Put into the results of the pass that was just run the features of all that each commits.
 
-        Those of a prompt's earlier chunks come with the first outcome. A pass that was replayed from a recording is
-        not read: its outcomes come back as they are.
+        Those of a prompt's earlier chunks come with the first result. A pass that was replayed from a recording is
+        not read: its results have none.
         """
         if len(self._states) < len(self._layers):
-            return list(outcomes)
-        counts = [_committed(row, outcome) for row, outcome in zip(rows, outcomes, strict=True)]
+            return
+        committed = [_committed(row, result)[-NEWEST:] for row, result in zip(rows, results, strict=True)]
         first = 0
         places: list[int] = []
-        for row, count in zip(rows, counts, strict=True):
-            skipped = max(0, count - NEWEST)
-            places.extend(range(first + skipped, first + count))
+        for row, own in zip(rows, committed, strict=True):
+            places.extend(first + place for place in own)
             first += len(row.tokens)
-        parts = self.fused(places).cpu().split_with_sizes([min(count, NEWEST) for count in counts])
-        return [
-            self._with_features(row, outcome, row.start + count - len(part), part)
-            for row, outcome, count, part in zip(rows, outcomes, counts, parts, strict=True)
-        ]
+        parts = self.fused(places).cpu().split_with_sizes([len(own) for own in committed])
+        for row, result, own, part in zip(rows, results, committed, parts, strict=True):
+            self._send(row, result, row.start + _count(row, result) - len(own), part)
 
-    def _with_features(self, row: Row, outcome: Outcome | None, position: int, part: Tensor) -> Outcome | None:
+    def _send(self, row: Row, result: VerificationResult | None, position: int, part: Tensor) -> None:
+        """part: bfloat16 [N, E], from absolute `position` on."""
         earlier = self._pending.pop(row.slot, None)
+        end = position + len(part)
         if earlier is not None and earlier[0] + len(earlier[1]) == position:
             part = torch.cat([earlier[1], part])[-NEWEST:]
-            position = row.start + _committed(row, outcome) - len(part)
-        if outcome is None:
-            self._pending[row.slot] = (position, part)
-            return None
-        return outcome.with_features(Features(self.model, position, part.shape[1], to_bytes(part)))
+        if result is None:
+            self._pending[row.slot] = (end - len(part), part)
+        else:
+            result.features = Features(self.model, end - len(part), part.shape[1], to_bytes(part))
 
     def _reader(self, number: int) -> Any:
         def read(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -130,9 +129,18 @@ def from_bytes(features: Features) -> Tensor | None:
     return found if bool(found.isfinite().all()) else None
 
 
-def _committed(row: Row, outcome: Outcome | None) -> int:
-    """How many of a row's first tokens are committed once the pass is over."""
-    return len(row.tokens) - len(row.proposal.tokens) + (outcome.accepted if outcome is not None else 0)
+def _count(row: Row, result: VerificationResult | None) -> int:
+    """How many of a row's tokens are committed once the pass is over."""
+    return len(row.tokens) - len(row.proposal.tokens) + (result.accepted if result is not None else 0)
+
+
+def _committed(row: Row, result: VerificationResult | None) -> list[int]:
+    """Which of a row's tokens these are, in order."""
+    proposal, first = row.proposal, len(row.tokens) - len(row.proposal.tokens)
+    if result is None or not proposal.parents:
+        return list(range(_count(row, result)))
+    path = follow(proposal.tokens, proposal.parents, result.tokens[: result.accepted])
+    return [*range(first), *(first + node for node in path)]
 
 
 def _layers(module: Any) -> Any:

@@ -39,7 +39,7 @@ class FakeVllm:
         if self.failures:
             status = self.failures.pop(0)
             error = {"message": "busy", "type": "ServiceUnavailable", "param": None, "code": status}
-            return httpx.Response(status, json={"error": error})
+            return httpx.Response(status, json={"error": error}, headers={"retry-after": "0"})
         if request.url.path == "/v1/models":
             cards = [{"id": n, "object": "model", "created": 5, "owned_by": "vllm", "root": n} for n in self.names]
             return httpx.Response(200, json={"object": "list", "data": cards})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cluster.scaling.policies import (
@@ -131,8 +131,21 @@ def test_drafts_are_never_many_at_once_and_never_negative(current, starting, run
     assert 0 <= replicas <= max(current + starting, current + 1, math.floor(current * DRAFT.growth))
 
 
+def test_a_starving_draft_tier_asks_for_no_more_than_it_would_keep() -> None:
+    # 7 drafts that feed 84.9 % of the passes: 8 feed 97.05 %, with which the policy is content; 7 * 1.151 are 8.06.
+    assert drafting(starved=0.151, busy=1.0, current=7, running=100).replicas == 8
+    # 6 that feed 83.2 %: 7 feed 97.07 %; 6 * 1.168 are 7.008.
+    assert drafting(starved=0.168, busy=1.0, current=6, running=100).replicas == 7
+    # 83 %: 7 feed 96.8 % and starve 3.2 %, and none would go: by either bound 8 (6 * 0.97 / 0.83 are 7.01).
+    assert drafting(starved=0.17, busy=1.0, current=6, running=100).replicas == 8
+    # Where all starves nothing is known of how many it takes: twice as many.
+    assert drafting(starved=1.0, busy=1.0, current=4, running=100).replicas == 8
+
+
 @settings(deadline=None)
 @given(st.floats(1, 500), st.floats(2, 60), st.integers(0, 100))
+@example(387.41478227752566, 47.0, 0)  # 8 starve 2.9 %, 7 starve 15.1 %
+@example(281.0, 39.0, 0)  # 7 starve 2.8 %, 6 starve 16.7 %
 def test_a_constant_load_of_drafting_converges_and_stays(running: float, follows: float, start: int) -> None:
     """A draft keeps up with `follows` sequences; replicas come at once and are looked at every ten minutes. Sizes stand
     still but for one look an hour, and what they settle at starves nobody beyond the goal."""

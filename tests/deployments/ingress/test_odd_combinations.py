@@ -91,7 +91,7 @@ async def streamed(it: Stack, body: dict[str, Any]) -> dict[int, tuple[str, str]
 
 @pytest.mark.parametrize("lookahead", [1, 4])
 async def test_the_answer_is_that_without_speculation(lookahead: int) -> None:
-    pace = Pace()
+    pace = Pace(patience_s=0.1)  # plain neighbours leave the drafts nothing to do in every tenth pass
     engines = {"make_target": lambda s: pace.target(target(s)), "make_draft": lambda s: pace.draft(twin(s))}
     async with stack(CODEC, (), "twin", lookahead, slots=12, **engines) as it:
 

@@ -12,7 +12,7 @@ import torch
 from small_llamas import EOS, VOCABULARY, causal_lm, full_logits, module, opening, some_tokens
 
 from actors.algorithms.outcome_tree import Forest
-from actors.algorithms.types import Block, Outcome
+from actors.algorithms.types import Block
 from actors.algorithms.verification import verify_blocks
 from actors.engines.protocol import Expand, Proposal, Row
 from actors.engines.transformers.feature_draft import FeatureDraft, FeatureLM
@@ -296,8 +296,7 @@ def plain(request: OpenSequence) -> list[int]:
         logits = full_logits(module(), (*request.prompt, *output))[-1:].clone()
         place = len(request.prompt) + len(output)
         block = Block(request.sampling, request.seed, place, request.prompt, output, eos=(EOS,))
-        found: Outcome = verify_blocks(logits, [block])[0]
-        output.extend(found.tokens)
+        output.extend(verify_blocks(logits, [block])[0].tokens)
     return output
 
 
