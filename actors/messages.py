@@ -109,7 +109,10 @@ class ProposalBatch:
 
 @dataclass(frozen=True, slots=True)
 class CommitUpdate:
-    """Committed tokens of one sequence from absolute `position` on: orchestrator -> draft. `declined`: see Verdict."""
+    """Committed tokens of one sequence from absolute `position` on: orchestrator -> draft.
+
+    declined: see VerificationResult.
+    """
 
     sequence: str
     position: int
@@ -136,16 +139,22 @@ class Alternatives:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What one target pass decided for one sequence.
+@dataclass(slots=True)
+class VerificationResult:
+    """What one target pass decided for one sequence. The same object goes from the engine to the session.
 
     tokens: committed by this pass, from absolute `position` on; empty while a prompt is still being prefilled.
     accepted: how many of them were draft tokens; the one after is a correction (accepted < proposed), a bonus
         (accepted == proposed > 0) or plain (nothing was proposed). A stop inside the block cuts `tokens` short.
+    alternatives: the target's view of each token, where log-probabilities were asked for.
     margins: distance between the two best scores at each token, when asked for (to detect near-ties).
     declined: drafts were at hand and the lookahead controller found none worth verifying, or there were none and it has
         not found any worth it for a while; so the draft should do no more than keep up.
+    starved: the pass could have verified drafts, and found none.
+    error: no token can be chosen after `tokens` (they may be empty): the sequence ends here, the others go on.
+
+    An engine fills in the facts of its pass, the scheduler `finish`, the proposal broker `declined` and `starved`; a
+    result that was sent is not changed any more.
     """
 
     sequence: str
@@ -157,13 +166,21 @@ class Verdict:
     alternatives: tuple[Alternatives, ...] = ()
     margins: tuple[float, ...] = ()
     declined: bool = False
+    starved: bool = False
     error: Exception | None = None
 
-    def __reduce__(self) -> tuple[type[Verdict], tuple[object, ...]]:
+    def __reduce__(self) -> tuple[type[VerificationResult], tuple[object, ...]]:
         """See Expansion."""
-        told = (self.sequence, self.position, self.tokens, self.proposed, self.accepted)
-        rest = (self.finish, self.alternatives, self.margins, self.declined, self.error)
-        return Verdict, told if rest == _NOTHING_MORE else told + rest
+        always = (self.sequence, self.position, self.tokens, self.proposed, self.accepted)
+        rest = (self.finish, self.alternatives, self.margins, self.declined, self.starved, self.error)
+        return VerificationResult, always if rest == _NOTHING_MORE else always + rest
+
+    def cut(self, length: int) -> None:
+        """Keep the first `length` tokens, and what is said of them."""
+        if length < len(self.tokens):
+            self.tokens = self.tokens[:length]
+            self.accepted = min(self.accepted, length)
+            self.alternatives, self.margins = self.alternatives[:length], self.margins[:length]
 
     def origins(self) -> list[TokenOrigin]:
         """Where each committed token came from, in order."""
@@ -173,17 +190,17 @@ class Verdict:
         return ["accepted" if i < self.accepted else last for i in range(len(self.tokens))]
 
 
-_NOTHING_MORE = (None, (), (), False, None)
-"""What most verdicts say last."""
+_NOTHING_MORE = (None, (), (), False, False, None)
+"""What most results say last."""
 
 
 @dataclass(frozen=True, slots=True)
-class VerdictBatch:
+class VerificationBatch:
     """Everything one target pass decided for one orchestrator, and what the pass cost (seconds)."""
 
     source: str
     number: int
-    verdicts: list[Verdict]
+    results: list[VerificationResult]
     pass_seconds: float = 0.0
     tokens_in_pass: int = 0
     ended_at: float = 0.0
@@ -214,6 +231,7 @@ class GenerationRequest:
 
     id: names the sequence everywhere, also when another replica takes over: never reused.
     committed: tokens that an earlier orchestrator already delivered; generation goes on after them.
+    elapsed_s: seconds of its time limit that went by at earlier orchestrators.
     owner: whose request it is, as far as the door knows; only a recorder of answers reads it.
     """
 
@@ -225,6 +243,7 @@ class GenerationRequest:
     tools: tuple[dict[str, object], ...] | None = None
     committed: tuple[int, ...] = ()
     timeout_s: float | None = None
+    elapsed_s: float = 0.0
     priority: int = 0
     owner: str = ""
 

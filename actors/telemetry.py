@@ -132,6 +132,7 @@ class MemoryRecorder:
         self.sums[key] += value
         self.counts[key] += 1
 
-    def total(self, metric: Metric) -> float:
-        """Sum over all tags. Other threads may record meanwhile."""
-        return sum(value for (name, _), value in list(self.sums.items()) if name == metric.name)
+    def total(self, metric: Metric, **tags: str) -> float:
+        """Sum over all that have these tags. Other threads may record meanwhile."""
+        wanted, sums = tags.items(), list(self.sums.items())
+        return sum(v for (name, has), v in sums if name == metric.name and wanted <= dict(has).items())

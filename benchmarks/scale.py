@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from actors.messages import GenerationRequest, OpenSequence, Verdict, VerdictBatch
+from actors.messages import GenerationRequest, OpenSequence, VerificationBatch, VerificationResult
 from actors.orchestrator.session import Session
 from actors.settings import SamplingSettings
 from actors.text.emulated_codec import EmulatedCodec
@@ -43,8 +43,8 @@ class _Source:
     """Streams verdict batches as fast as they are taken."""
 
     def __init__(self, count: int) -> None:
-        verdicts = [Verdict(f"sequence-{i:04d}", 100, (1, 2, 3), 5, 2) for i in range(BATCH)]
-        self._batches = [VerdictBatch("target:0", n, verdicts, 0.025, 48, 0.0) for n in range(count)]
+        verdicts = [VerificationResult(f"sequence-{i:04d}", 100, (1, 2, 3), 5, 2) for i in range(BATCH)]
+        self._batches = [VerificationBatch("target:0", n, verdicts, 0.025, 48, 0.0) for n in range(count)]
 
     async def deliver(self, link: str, mail: Sequence[Any]) -> None:
         """Nothing is sent this way."""
@@ -66,6 +66,9 @@ class _Behind:
 
     async def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
         yield None
+
+    def close(self, link: str | None = None) -> None:
+        """There is nothing to give back."""
 
 
 async def message_s(count: int = 4000) -> float:
@@ -103,9 +106,9 @@ async def verdict_s(count: int = 4000) -> float:
     session = Session(request, opening, [1, 2, 3], codec.stream((1, 2, 3)))
     began = time.process_time()
     for n in range(count):
-        session.commit(Verdict("sequence", 3 + 3 * n, (5, 6, 7), 5, 2))
+        session.commit(VerificationResult("sequence", 3 + 3 * n, (5, 6, 7), 5, 2))
         event = session.events.get_nowait()
-        assert isinstance(event, Verdict)
+        assert isinstance(event, VerificationResult)
         session.deliver(event)
     return (time.process_time() - began) / count
 

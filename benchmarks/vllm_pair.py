@@ -30,14 +30,15 @@ from actors.orchestrator.admission import Admission
 from actors.orchestrator.orchestrator import Orchestrator
 from actors.orchestrator.replica_pool import StaticDirectory
 from actors.settings import DraftSettings, LookaheadSettings, OrchestratorSettings, SamplingSettings, TreeSettings
-from actors.target.vllm_actor import VllmTargetActor
 from actors.telemetry import MemoryRecorder, Recorder
 from actors.transport.links import LocalPeer
 from benchmarks.cpu_block import provenance
 from benchmarks.demo_pair import CHAT
+from benchmarks.support.measured_vllm import MeasuredVllmTarget
 from benchmarks.support.scripted_draft import Script, ScriptedDraft
 from cluster.config.deployment import DeploymentConfig, Resources, load_config
 from cluster.models import factory, references, weights
+from cluster.observability.quantiles import quantile
 
 SLOTS, CONTEXT = 16, 512
 CONFIG = {
@@ -79,14 +80,14 @@ class Way:
 @asynccontextmanager
 async def running(
     way: Way, config: DeploymentConfig, recorder: Recorder
-) -> AsyncIterator[tuple[Orchestrator, VllmTargetActor]]:
+) -> AsyncIterator[tuple[Orchestrator, MeasuredVllmTarget]]:
     """Both tiers in this process, vLLM's ranks bound to the way's cores."""
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = way.cores
     settings = config.resolved_target()
     if way.model.plan.lookahead is not None:
         lookahead = way.lookahead or LookaheadSettings(mode="adaptive", maximum=way.model.plan.lookahead)
         settings = settings.model_copy(update={"lookahead": lookahead})
-    target = VllmTargetActor("target", lambda: way.model, settings, recorder)
+    target = MeasuredVllmTarget("target", lambda: way.model, settings, recorder)
     drafts = {}
     if way.draft is not None:
         make, cores = way.draft, Resources(cores=(CORES[-1],), threads=1, nice=10)
@@ -96,6 +97,8 @@ async def running(
             return make()
 
         drafts["draft"] = DraftActor("draft", build, way.draft_settings, recorder)
+    for actor in (target, *drafts.values()):
+        actor.start()
     orchestrator = Orchestrator(
         targets=StaticDirectory({"target": LocalPeer(target)}),
         drafts=StaticDirectory({name: LocalPeer(actor) for name, actor in drafts.items()}),
@@ -256,8 +259,8 @@ def conclusions(results: dict[str, Measured]) -> str:
     remote = results["scripted draft, remote"]
     drafted = [*ours.answers, *remote.answers]
     same = sum(a == b for a, b in zip(drafted, [*alone.answers, *alone.answers], strict=True))
-    spent = sorted(1e3 * s for s in ours.overhead_s)
-    tail = spent[int(0.95 * len(spent))]
+    spent = [1e3 * s for s in ours.overhead_s]
+    tail = quantile(spent, 0.95)
     return "\n".join(
         [
             f"{same} of {len(drafted)} answers with remote drafts are token for token those of vLLM alone",

@@ -11,6 +11,7 @@ from ray import serve
 from ray.serve import Application
 
 from cluster.config.deployment import Autoscaling, DeploymentConfig, DraftTier, TargetTier, load_config
+from cluster.config.serve_names import INGRESS, ORCHESTRATOR, TIER_DEPLOYMENTS
 from cluster.scaling.placement import TierName, group_options
 from deployments.ingress.deployment import IngressReplica
 from deployments.orchestrator.deployment import OrchestratorReplica
@@ -53,13 +54,13 @@ def application(config: DeploymentConfig, version: str | None = None) -> Applica
     }
     orchestrator = _deployment(OrchestratorReplica, version).options(
         **common,
-        name="Orchestrator",
+        name=ORCHESTRATOR,
         num_replicas=config.orchestrator.replicas,
         ray_actor_options=_light(config.orchestrator.labels),
     )
     ingress = _deployment(IngressReplica, version).options(
         **common,
-        name="Ingress",
+        name=INGRESS,
         num_replicas=config.ingress.replicas,
         ray_actor_options=_light(config.ingress.labels),
     )
@@ -91,7 +92,7 @@ def _deployment(replica: Any, version: str) -> Any:
 def _tier(config: DeploymentConfig, raw: dict[str, Any], tier: TierName, version: str) -> Application:
     settings = config.target if tier == "target" else config.draft
     options: dict[str, Any] = {
-        "name": "TargetTier" if tier == "target" else "DraftTier",
+        "name": TIER_DEPLOYMENTS[tier],
         "ray_actor_options": {"num_cpus": 0},  # what the replica needs is its actor's, in its placement group
         "health_check_period_s": settings.health.period_s,
         "health_check_timeout_s": settings.health.ping_timeout_s + HEALTH_SLACK_S,

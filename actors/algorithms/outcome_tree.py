@@ -22,7 +22,7 @@ from actors.engines.protocol import Expand, Ranked
 from actors.messages import Expansion, extend_key, prefix_key
 from actors.settings import TreeSettings
 
-Progress = Literal["advanced", "behind", "unknown"]
+Progress = int | Literal["behind", "unknown"]
 
 IDLE_WEIGHT = 0.02
 """A sequence that asks for nothing still has its root expanded now and then: a draft that stopped following would
@@ -350,7 +350,8 @@ class Forest:
     def commit(self, sequence: str, position: int, tokens: Sequence[int]) -> Progress:
         """Take committed `tokens` from absolute `position` on; what is known already is skipped.
 
-        'behind': they start past the committed prefix, the tree stays as it is. 'unknown': no such sequence.
+        Returns how many, at their end, were new. 'behind': they start past the committed prefix, the tree stays as it
+        is. 'unknown': no such sequence.
         """
         tree = self._trees.get(sequence)
         if tree is None:
@@ -360,7 +361,7 @@ class Forest:
         fresh = tokens[tree.position - position :]
         if fresh:
             tree.commit(fresh)
-        return "advanced"
+        return len(fresh)
 
     def tree(self, sequence: str) -> OutcomeTree:
         """The tree of one sequence. Raises KeyError for an unknown one."""

@@ -1,12 +1,13 @@
-"""Inputs and outputs of the decision algorithms. No torch, so that engines without arithmetic can use them."""
+"""Inputs of the decision algorithms; what comes out is a VerificationResult (messages.py).
+
+No torch, so that engines without arithmetic can use them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actors.errors import OutriderError
-from actors.messages import Alternatives, Support
+from actors.messages import Support
 from actors.settings import Rule, SamplingSettings
 
 
@@ -14,6 +15,7 @@ from actors.settings import Rule, SamplingSettings
 class Block:
     """One sequence's share of a pass, as the acceptance rules see it.
 
+    sequence: whose share it is, for whoever gets the result.
     position: absolute position of the first token to be chosen (prompt length + tokens committed).
     prompt, output: the history at that position, for penalties.
     drafts: the k draft tokens; the logits hold k + 1 rows for this block.
@@ -29,18 +31,4 @@ class Block:
     supports: Sequence[Support] = ()
     rule: Rule = "coupled"
     eos: Sequence[int] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a pass decided for one block: the accepted draft tokens, then one correction or bonus token.
-
-    margins (in units of logits) and alternatives are empty unless the request asks for them.
-    error: no token can be chosen after `tokens` (they may be empty): the request ends here, the others go on.
-    """
-
-    tokens: tuple[int, ...]
-    accepted: int
-    alternatives: tuple[Alternatives, ...] = ()
-    margins: tuple[float, ...] = ()
-    error: OutriderError | None = None
+    sequence: str = ""

@@ -17,9 +17,9 @@ from torch import Tensor
 from actors.algorithms import acceptance, sampling
 from actors.algorithms.gumbel_max import GumbelMax
 from actors.algorithms.noise import NoiseSource, Stream, gumbel_of, row_key, uniform
-from actors.algorithms.types import Block, Outcome
+from actors.algorithms.types import Block
 from actors.errors import EngineError, InvalidSettingError, OutriderError
-from actors.messages import Alternatives
+from actors.messages import Alternatives, VerificationResult
 
 T = TypeVar("T")
 LARGEST_MARGIN = 1e9
@@ -44,13 +44,13 @@ class _NoChoiceError(Exception):
 @torch.no_grad()
 def verify_blocks(
     logits: Tensor, blocks: Sequence[Block], grammars: Sequence[Grammar | None] | None = None
-) -> list[Outcome]:
+) -> list[VerificationResult]:
     """Decide all blocks of a pass.
 
     logits: [N, V], any float type, where block i owns the next len(drafts) + 1 rows.
     grammars: one per block, or None where the answer is free.
 
-    Raises ValueError if the rows do not add up. A block for which no token can be chosen gets an Outcome with an
+    Raises ValueError if the rows do not add up. A block for which no token can be chosen gets a result with an
     `error` (InvalidSettingError if its settings leave nothing, EngineError if the model returned no numbers).
     """
     rows = sum(len(block.drafts) + 1 for block in blocks)
@@ -143,14 +143,15 @@ def _is_simple(block: Block) -> bool:
     return settings.greedy or (block.rule == "coupled" and not sampling.filters(settings))
 
 
-def _settled(block: Block, choices: Sequence[int]) -> Outcome | None:
+def _settled(block: Block, choices: Sequence[int]) -> VerificationResult | None:
     """What becomes of a simple block whose choices are made; None if a score is unusable, or more is to be told."""
     if block.sampling.logprobs is not None:
         return None
     tau = acceptance.coupled(choices, block.drafts)
     if min(choices[: tau + 1]) < 0:
         return None
-    return Outcome((*block.drafts[:tau], choices[tau]), tau)
+    tokens = (*block.drafts[:tau], choices[tau])
+    return VerificationResult(block.sequence, block.position, tokens, len(block.drafts), tau)
 
 
 class _Decider:
@@ -175,7 +176,7 @@ class _Decider:
         self._margins: dict[int, float] = {}
         self._p: dict[int, Tensor] = {}
 
-    def decide(self) -> Outcome:
+    def decide(self) -> VerificationResult:
         tokens: list[int] = []
         error: OutriderError | None = None
         try:
@@ -184,7 +185,17 @@ class _Decider:
         except _NoChoiceError as problem:
             tau, error = self._agreed(), problem.reason
             tokens = self._drafts[:tau]
-        return Outcome(tuple(tokens), tau, self._alternatives(tokens), self._gaps(tokens), error)
+        block = self._block
+        return VerificationResult(
+            block.sequence,
+            block.position,
+            tuple(tokens),
+            len(block.drafts),
+            tau,
+            alternatives=self._alternatives(tokens),
+            margins=self._gaps(tokens),
+            error=error,
+        )
 
     def _apply_rule(self) -> tuple[int, int]:
         block, drafts = self._block, self._drafts

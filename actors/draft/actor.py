@@ -31,18 +31,16 @@ class DraftActor(Replica[DraftMessage, ProposalBatch]):
         clock: Callable[[], float] = time.monotonic,
         tracer: Tracer = NO_TRACES,
     ) -> None:
+        super().__init__(name, clock)
         self._tracer = tracer
         self._make_model = make_model
         self._settings = settings
         self._recorder = recorder
         self._owners: dict[str, str] = {}
-        self._lengths: dict[str, int] = {}
-        """Committed length of each sequence, prompt included."""
         self._behind: dict[str, int] = {}
         self._unknown: dict[str, str] = {}
         self._refused: dict[str, str] = {}
         self._frontier_empty = False
-        super().__init__(name, clock)
 
     def _prepare(self) -> ModelCard:
         self._model = self._make_model()
@@ -76,23 +74,19 @@ class DraftActor(Replica[DraftMessage, ProposalBatch]):
         tokens = [*opening.prompt, *opening.committed]
         self._tracer.begin(name)
         self._owners[name] = link
-        self._lengths[name] = len(tokens)
         self._forest.open(name, prefix_key(tokens), len(tokens))
 
     def _take_commit(self, link: str, commit: CommitUpdate) -> None:
-        length = self._lengths.get(commit.sequence)
-        if length is None:
-            self._unknown[commit.sequence] = link
-            return
-        if commit.position > length:  # a commit before this one was lost
-            self._behind[commit.sequence] = length
-            return
-        fresh = commit.tokens[length - commit.position :]
-        if fresh:
-            self._forest.commit(commit.sequence, length, fresh)
-            self._model.advance(commit.sequence, fresh)
-            self._lengths[commit.sequence] = length + len(fresh)
-        self._forest.set_weight(commit.sequence, 0.0 if commit.declined else 1.0)
+        name = commit.sequence
+        progress = self._forest.commit(name, commit.position, commit.tokens)
+        if progress == "unknown":
+            self._unknown[name] = link
+        elif progress == "behind":  # a commit before this one was lost
+            self._behind[name] = self._forest.position(name)
+        else:
+            if progress:
+                self._model.advance(name, commit.tokens[-progress:])
+            self._forest.set_weight(name, 0.0 if commit.declined else 1.0)
 
     def _close(self, sequences: Sequence[str]) -> None:
         for name in sequences:
@@ -100,7 +94,7 @@ class DraftActor(Replica[DraftMessage, ProposalBatch]):
             self._behind.pop(name, None)
             self._refused.pop(name, None)
             if self._owners.pop(name, None) is not None:
-                self._tracer.end(name, length=self._lengths.pop(name))
+                self._tracer.end(name, length=self._forest.position(name))
                 self._forest.close(name)
                 self._model.close(name)
 

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from actors.algorithms.types import Outcome
-from actors.messages import OpenSequence, Support
+from actors.messages import OpenSequence, Support, VerificationResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +76,11 @@ class TargetModel(Protocol):
     def attach(self, slot: int, opening: OpenSequence) -> None:
         """Take `opening` into `slot`. Raises RequestError when its settings cannot be honoured."""
 
-    def forward(self, rows: Sequence[Row]) -> list[Outcome | None]:
-        """Run one pass. Returns one Outcome per row (None where row.decide is False)."""
+    def forward(self, rows: Sequence[Row]) -> list[VerificationResult | None]:
+        """Run one pass. Returns one result per row (None where row.decide is False)."""
 
     def record(self, slot: int, tokens: Sequence[int]) -> None:
-        """`tokens` were committed in `slot` (a stop may have cut an Outcome short)."""
+        """`tokens` were committed in `slot` (a stop may have cut a result short)."""
 
     def detach(self, slot: int) -> None:
         """Give the slot back."""

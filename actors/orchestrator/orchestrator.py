@@ -19,7 +19,7 @@ from typing import Any
 
 from actors import telemetry
 from actors.errors import DeadlineError, EngineError, OutriderError, OverloadedError, RequestError, UnavailableError
-from actors.messages import CommitUpdate, Delta, GenerationRequest, ProposalBatch, Verdict, VerdictBatch
+from actors.messages import CommitUpdate, Delta, GenerationRequest, ProposalBatch, VerificationBatch, VerificationResult
 from actors.orchestrator.admission import Admission
 from actors.orchestrator.replica_pool import Directory, ReplicaPool
 from actors.orchestrator.routing import Routing
@@ -54,16 +54,16 @@ class Orchestrator:
         self._recorder = recorder
         self._clock = clock
         self._sessions: dict[str, Session] = {}
-        self._placing = Routing(
+        self._routing = Routing(
             targets=targets,
             drafts=drafts,
             sessions=self._sessions,
             settings=settings,
             recorder=recorder,
             clock=clock,
-            name=f"orchestrator-{uuid.uuid4().hex[:8]}",
-            on_verdicts=self._on_verdicts,
-            on_offers=self._on_offers,
+            owner=f"orchestrator-{uuid.uuid4().hex[:8]}",
+            on_verifications=self._on_verifications,
+            on_proposals=self._on_proposals,
         )
         self._discovery: asyncio.Task[None] | None = None
 
@@ -80,7 +80,7 @@ class Orchestrator:
             await asyncio.gather(self._discovery, return_exceptions=True)
         for session in self._sessions.values():
             session.events.put_nowait(UnavailableError("the server is shutting down"))
-        await self._placing.close()
+        await self._routing.close()
 
     def check(self) -> None:
         """Raises EngineError when this orchestrator no longer looks for replicas."""
@@ -89,7 +89,7 @@ class Orchestrator:
 
     def ready(self) -> bool:
         """Can a request be served now?"""
-        return bool(self._placing.targets.ready)
+        return bool(self._routing.targets.ready)
 
     def status(self) -> dict[str, Any]:
         """Both tiers as this orchestrator sees them."""
@@ -108,13 +108,13 @@ class Orchestrator:
                 "refused": dict(it.refused),
             }
 
-        tiers = {"target": tier(self._placing.targets), "draft": tier(self._placing.drafts)}
+        tiers = {"target": tier(self._routing.targets), "draft": tier(self._routing.drafts)}
         return {"sessions": len(self._sessions), **tiers}
 
     async def _discover(self) -> None:
         while True:
             try:
-                await self._placing.refresh()
+                await self._routing.refresh()
             except Exception as error:  # the directory may be restarting
                 logger.warning("discovery failed, trying again: %s", error)
             await asyncio.sleep(self._settings.discovery_period_s)
@@ -142,9 +142,10 @@ class Orchestrator:
             session.alternatives = []
         limit = request.timeout_s if request.timeout_s is not None else self._settings.request_timeout_s
         late = DeadlineError(f"the request took longer than {limit:g} s")
-        timer = asyncio.get_running_loop().call_later(limit, session.events.put_nowait, late)
+        left = max(limit - request.elapsed_s, 0.0)
+        timer = asyncio.get_running_loop().call_later(left, session.events.put_nowait, late)
         try:
-            self._placing.place(session)
+            self._routing.place(session)
             first = True
             while True:
                 delta = await session.step()
@@ -160,10 +161,14 @@ class Orchestrator:
             if isinstance(error, OverloadedError | UnavailableError):
                 self._recorder.add(telemetry.REFUSED, 1, reason=error.code or "error")
             raise
+        except Exception:
+            outcome = "error"
+            logger.exception("request %s failed", request.id)
+            raise
         finally:
             timer.cancel()
             self._sessions.pop(request.id, None)
-            self._placing.release(session)
+            self._routing.release(session)
             self._recorder.observe(telemetry.REQUEST_SECONDS, self._clock() - started)
             self._recorder.add(telemetry.REQUESTS, 1, outcome=outcome)
             self._tracer.end(request.id, outcome=outcome, passes=session.passes, moves=session.moves)
@@ -181,24 +186,24 @@ class Orchestrator:
 
     # -- what comes in -------------------------------------------------------------------------------------------
 
-    def _on_verdicts(self, target: TargetConnection, batches: list[VerdictBatch]) -> None:
+    def _on_verifications(self, target: TargetConnection, batches: list[VerificationBatch]) -> None:
         """Commit what a target decided: to the session at once, to each draft in the same turn of the loop."""
         for batch in batches:
             self._recorder.observe(telemetry.LINK_SECONDS, max(0.0, time.time() - batch.ended_at), tier="target")
-            for verdict in batch.verdicts:
-                session = self._sessions.get(verdict.sequence)
+            for result in batch.results:
+                session = self._sessions.get(result.sequence)
                 if session is not None and session.target is target:
-                    self._commit(session, verdict)
+                    self._commit(session, result)
 
-    def _commit(self, session: Session, verdict: Verdict) -> None:
-        commit = session.commit(verdict)
+    def _commit(self, session: Session, result: VerificationResult) -> None:
+        commit = session.commit(result)
         if session.ended and session.target is not None:
             session.target.load.discard(session.request.id)
-            self._placing.drop_draft(session)
+            self._routing.drop_draft(session)
         elif commit is not None and session.draft is not None:
             session.draft.post(commit)
 
-    def _on_offers(self, draft: DraftConnection, batches: list[ProposalBatch]) -> None:
+    def _on_proposals(self, draft: DraftConnection, batches: list[ProposalBatch]) -> None:
         """Pass proposals on to the targets in charge, and answer what the draft asks for."""
         for batch in batches:
             self._recorder.observe(telemetry.LINK_SECONDS, max(0.0, time.time() - batch.ended_at), tier="draft")
@@ -220,4 +225,4 @@ class Orchestrator:
             for name in batch.refused:
                 session = self._sessions.get(name)
                 if session is not None and session.draft is draft:
-                    self._placing.drop_draft(session, tell=False)
+                    self._routing.drop_draft(session, tell=False)

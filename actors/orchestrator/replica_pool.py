@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 from actors.errors import EngineError
 from actors.settings import OrchestratorSettings
-from actors.transport.connection import Connection
+from actors.transport.connection import Connection, ConnectionListener
 from actors.transport.links import Peer
 
 Mail = TypeVar("Mail")
@@ -54,34 +54,33 @@ class _Probation:
 _NONE = _Probation()
 
 
-class ReplicaPool(Generic[Mail, Result]):
-    """Keeps a connection to every member of a directory.
+class PoolListener(ConnectionListener[Mail, Result], Protocol[Mail, Result]):
+    """Who uses the replicas of a tier. Of connections, it hears of those that were ready."""
 
-    check: looks at a new replica's card and returns why it cannot be used, or None.
-    on_ready / on_draining / on_lost: called when a connection comes, is to go, and goes.
-    """
+    def check(self, connection: Connection[Mail, Result]) -> str | None:
+        """Why a new replica cannot be used, going by its card, or None."""
+
+    def on_ready(self, connection: Connection[Mail, Result]) -> None:
+        """A connection has come."""
+
+
+class ReplicaPool(Generic[Mail, Result]):
+    """Keeps a connection to every member of a directory. owner: begins the names of its links."""
 
     def __init__(
         self,
         directory: Directory,
+        *,
         owner: str,
         settings: OrchestratorSettings,
         clock: Callable[[], float],
-        check: Callable[[Connection[Mail, Result]], str | None],
-        on_results: Callable[[Connection[Mail, Result], list[Result]], None],
-        on_ready: Callable[[Connection[Mail, Result]], None],
-        on_draining: Callable[[Connection[Mail, Result]], None],
-        on_lost: Callable[[Connection[Mail, Result]], None],
+        listener: PoolListener[Mail, Result],
     ) -> None:
         self._directory = directory
         self._owner = owner
         self._settings = settings
         self._clock = clock
-        self._check = check
-        self._on_results = on_results
-        self._on_ready = on_ready
-        self._on_draining = on_draining
-        self._on_lost_connection = on_lost
+        self._listener = listener
         self._numbers = itertools.count()
         self._since: dict[str, float] = {}
         """When each of `ready` came."""
@@ -107,7 +106,7 @@ class ReplicaPool(Generic[Mail, Result]):
             if not known and self._probation.get(name, _NONE).until <= self._clock():
                 self._starting[name] = asyncio.create_task(self._meet(name, peer))
         for name in [n for n in self.ready if n not in members]:
-            self._lost(self.ready[name], LookupError("left the tier"))
+            self.on_lost(self.ready[name], LookupError("left the tier"))
         for name in [n for n in self._starting if n not in members]:
             self._starting.pop(name).cancel()
         for name in [n for n in self._unreachable if n not in members]:
@@ -121,19 +120,17 @@ class ReplicaPool(Generic[Mail, Result]):
         link = f"{self._owner}/{next(self._numbers)}"
         connection: Connection[Mail, Result] = Connection(
             name,
-            link,
-            peer,
-            self._settings.stall_timeout_s,
-            self._clock,
-            self._on_results,
-            self._on_draining,
-            self._lost,
+            link=link,
+            peer=peer,
+            stall_timeout_s=self._settings.stall_timeout_s,
+            clock=self._clock,
+            listener=self,
         )
         try:
             await connection.start()
             if self._probation.get(name, _NONE).stands_at == connection.pulse.progress and connection.pulse.busy:
                 raise EngineError("it still stands where it stood when it was lost")
-            problem = self._check(connection)
+            problem = self._listener.check(connection)
         except Exception as error:  # it may be on its way up or down: the next refresh tries again
             reason = str(error) or type(error).__name__
             if self._unreachable.get(name) != reason:
@@ -151,12 +148,23 @@ class ReplicaPool(Generic[Mail, Result]):
             return
         self.ready[name] = connection
         self._since[name] = self._clock()
-        self._on_ready(connection)
+        self._listener.on_ready(connection)
         if connection.pulse.draining:
             connection.draining = True
-            self._on_draining(connection)
+            self._listener.on_draining(connection)
 
-    def _lost(self, connection: Connection[Mail, Result], error: BaseException) -> None:
+    # -- what connections say --------------------------------------------------------------------------------------
+
+    def on_results(self, connection: Connection[Mail, Result], results: list[Result]) -> None:
+        """Hand results on."""
+        self._listener.on_results(connection, results)
+
+    def on_draining(self, connection: Connection[Mail, Result]) -> None:
+        """Hand on that a replica is to go."""
+        self._listener.on_draining(connection)
+
+    def on_lost(self, connection: Connection[Mail, Result], error: BaseException) -> None:
+        """Close a connection and put its replica on probation; ignored for one that is not ready."""
         if self.ready.get(connection.name) is not connection:
             return
         logger.warning("lost %s: %s", connection.name, str(error) or type(error).__name__)
@@ -166,7 +174,7 @@ class ReplicaPool(Generic[Mail, Result]):
         task = asyncio.create_task(connection.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-        self._on_lost_connection(connection)
+        self._listener.on_lost(connection, error)
 
     def _put_on_probation(self, connection: Connection[Mail, Result]) -> None:
         """It may still be a member: one that was cut off, or that stands still. It is met again after a pause."""

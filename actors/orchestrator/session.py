@@ -16,14 +16,14 @@ from actors.messages import (
     ProposalBatch,
     TargetMessage,
     Usage,
-    Verdict,
-    VerdictBatch,
+    VerificationBatch,
+    VerificationResult,
 )
 from actors.text.codec import TextStream
 from actors.text.predicted_outputs import PredictionTally
 from actors.transport.connection import Connection
 
-TargetConnection = Connection[TargetMessage, VerdictBatch]
+TargetConnection = Connection[TargetMessage, VerificationBatch]
 DraftConnection = Connection[DraftMessage, ProposalBatch]
 
 
@@ -35,13 +35,15 @@ class Session:
     opening: OpenSequence
     tokens: list[int]
     text: TextStream
-    events: asyncio.Queue[Verdict | Exception] = field(default_factory=asyncio.Queue)
+    events: asyncio.Queue[VerificationResult | Exception] = field(default_factory=asyncio.Queue)
     target: TargetConnection | None = None
     draft: DraftConnection | None = None
     moves: int = 0
     """How often the sequence went on at another target."""
     ended: bool = False
     """The target has committed the last token."""
+    failed: bool = False
+    """A result of its target left a gap: nothing that it sends is taken any more."""
     delivered: int = 0
     proposed: int = 0
     accepted: int = 0
@@ -64,24 +66,29 @@ class Session:
         committed = tuple(self.tokens[self.prompt_tokens :])
         return OpenSequence(opening.sequence, opening.prompt, opening.sampling, opening.seed, committed)
 
-    def commit(self, verdict: Verdict) -> CommitUpdate | None:
-        """Take a verdict of the target in charge. Returns what the draft must hear; None if there is nothing new.
+    def commit(self, result: VerificationResult) -> CommitUpdate | None:
+        """Take what the target in charge decided. Returns what the draft must hear; None if there is nothing new.
 
-        Raises EngineError when the verdict leaves a gap, which no honest target does.
+        A result that leaves a gap, which no honest target sends, ends the session with an EngineError.
         """
-        if verdict.position > len(self.tokens):
-            raise EngineError(f"verdict at position {verdict.position}, committed are {len(self.tokens)}")
-        if verdict.error is not None:
-            self.events.put_nowait(verdict.error)
+        if self.failed:
             return None
-        if verdict.position < len(self.tokens) or not (verdict.tokens or verdict.finish):
+        committed = len(self.tokens)
+        if result.position > committed:
+            self.failed = True
+            self.events.put_nowait(EngineError(f"a result at position {result.position}, committed are {committed}"))
+            return None
+        if result.error is not None:
+            self.events.put_nowait(result.error)
+            return None
+        if result.position < committed or not (result.tokens or result.finish):
             return None  # a repeated message
-        self.tokens.extend(verdict.tokens)
+        self.tokens.extend(result.tokens)
         if self.alternatives is not None:
-            self.alternatives.extend(verdict.alternatives)
-        self.ended = verdict.finish is not None
-        self.events.put_nowait(verdict)
-        return CommitUpdate(verdict.sequence, verdict.position, verdict.tokens, verdict.declined)
+            self.alternatives.extend(result.alternatives)
+        self.ended = result.finish is not None
+        self.events.put_nowait(result)
+        return CommitUpdate(result.sequence, result.position, result.tokens, result.declined)
 
     async def step(self) -> Delta:
         """The next step of the answer: all that was decided since the last one.
@@ -101,44 +108,44 @@ class Session:
             delta = delta.then(self.deliver(event))
         return delta
 
-    def deliver(self, verdict: Verdict) -> Delta:
-        """What the client sees of a verdict: cut at a stop string, with usage at the end."""
-        pushed = self.text.push(self._shown(verdict))
-        n = len(verdict.tokens) if pushed.stop is None else len(pushed.texts)
-        finish, stop = verdict.finish, pushed.stop
+    def deliver(self, result: VerificationResult) -> Delta:
+        """What the client sees of a result: cut at a stop string, with usage at the end."""
+        pushed = self.text.push(self._shown(result))
+        n = len(result.tokens) if pushed.stop is None else len(pushed.texts)
+        finish, stop = result.finish, pushed.stop
         texts = list(pushed.texts)
         if stop is not None:
             finish = "stop"
         elif finish is not None:
             texts.append(self.text.flush())  # belongs to the last token, which may be a stop token without text
-        self._count(verdict, n)
-        self.prediction.follow(verdict.tokens[:n])
-        origins, alternatives, margins = verdict.origins()[:n], verdict.alternatives[:n], verdict.margins[:n]
+        self._count(result, n)
+        self.prediction.follow(result.tokens[:n])
+        origins, alternatives, margins = result.origins()[:n], result.alternatives[:n], result.margins[:n]
         return Delta(
-            tokens=verdict.tokens[:n],
+            tokens=result.tokens[:n],
             texts=_fit(texts, n),
             origins=tuple(origins),
             alternatives=alternatives,
             margins=margins,
             finish=finish,
-            stop=stop if stop is not None else self._stop_token(verdict),
+            stop=stop if stop is not None else self._stop_token(result),
             usage=self._usage() if finish is not None else None,
         )
 
-    def _shown(self, verdict: Verdict) -> tuple[int, ...]:
+    def _shown(self, result: VerificationResult) -> tuple[int, ...]:
         """Tokens whose text is part of the answer: a token that stops is committed but not shown."""
-        return verdict.tokens[:-1] if verdict.finish == "stop" else verdict.tokens
+        return result.tokens[:-1] if result.finish == "stop" else result.tokens
 
-    def _stop_token(self, verdict: Verdict) -> int | None:
+    def _stop_token(self, result: VerificationResult) -> int | None:
         sampling = self.opening.sampling
-        if verdict.finish == "stop" and verdict.tokens[-1] in sampling.stop_token_ids:
-            return verdict.tokens[-1]
+        if result.finish == "stop" and result.tokens[-1] in sampling.stop_token_ids:
+            return result.tokens[-1]
         return None
 
-    def _count(self, verdict: Verdict, delivered: int) -> None:
+    def _count(self, result: VerificationResult, delivered: int) -> None:
         self.delivered += delivered
-        self.proposed += verdict.proposed
-        self.accepted += verdict.accepted
+        self.proposed += result.proposed
+        self.accepted += result.accepted
         self.passes += 1
 
     def _usage(self) -> Usage:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from actors import telemetry
 from actors.settings import TargetSettings
-from actors.target.scheduler import PassReport
+from actors.target.pass_report import PassReport
 from actors.telemetry import Recorder
 
 _SMOOTHING = 0.05
@@ -52,7 +52,8 @@ class PassMetrics:
         recorder.observe(telemetry.PASS_SECONDS, report.seconds)
         busy = report.form_seconds + report.seconds + report.commit_seconds
         recorder.add(telemetry.BUSY_SECONDS, busy)
-        self._passes, self._busy_s, self._rows = self._passes + 1, self._busy_s + busy, self._rows + len(report.rulings)
+        self._passes, self._busy_s = self._passes + 1, self._busy_s + busy
+        self._rows += sum(map(len, report.results.values()))
         parts = {
             "hold": report.hold_seconds,
             "form": report.form_seconds,
@@ -114,37 +115,38 @@ class PassMetrics:
 
     def _decisions(self, report: PassReport) -> None:
         recorder = self._recorder
-        verdicts = [ruling.verdict for ruling in report.rulings if ruling.verdict.error is None]
-        lengths = [len(v.tokens) for v in verdicts if v.tokens]
+        results = [result for result in report if result.error is None]
+        lengths = [len(r.tokens) for r in results if r.tokens]
         committed = sum(lengths)
         self._decided, self._tokens = self._decided + len(lengths), self._tokens + committed
         self._squares += sum(length * length for length in lengths)
         recorder.add(telemetry.COMMITTED, committed)
-        recorder.add(telemetry.DECIDED_ROWS, len(verdicts))
-        recorder.add(telemetry.STARVED, report.starved)
-        proposed = sum(v.proposed for v in verdicts)
+        recorder.add(telemetry.DECIDED_ROWS, len(results))
+        starved, declined = report.starved, report.declined
+        recorder.add(telemetry.STARVED, starved)
+        proposed = sum(r.proposed for r in results)
         recorder.add(telemetry.PROPOSED, proposed, rule=self._rule)
-        recorder.add(telemetry.SPECULATED_ROWS, sum(v.proposed > 0 for v in verdicts))
-        recorder.add(telemetry.ACCEPTED, sum(v.accepted for v in verdicts), rule=self._rule)
-        for place in range(max((v.proposed for v in verdicts), default=0)):
+        recorder.add(telemetry.SPECULATED_ROWS, sum(r.proposed > 0 for r in results))
+        recorder.add(telemetry.ACCEPTED, sum(r.accepted for r in results), rule=self._rule)
+        for place in range(max((r.proposed for r in results), default=0)):
             tag = str(place + 1)
-            recorder.add(telemetry.POSITION_PROPOSED, sum(v.proposed > place for v in verdicts), place=tag)
-            recorder.add(telemetry.POSITION_ACCEPTED, sum(v.accepted > place for v in verdicts), place=tag)
-        if verdicts and committed:
-            rows = len(verdicts)
+            recorder.add(telemetry.POSITION_PROPOSED, sum(r.proposed > place for r in results), place=tag)
+            recorder.add(telemetry.POSITION_ACCEPTED, sum(r.accepted > place for r in results), place=tag)
+        if results and committed:
+            rows = len(results)
             whole = report.hold_seconds + report.form_seconds + report.seconds + report.commit_seconds
             share = _SMOOTHING if self._committed else 1.0
-            accepted = sum(v.accepted for v in verdicts)
+            accepted = sum(r.accepted for r in results)
             self._proposed += share * (proposed / rows - self._proposed)
             self._accepted += share * (accepted / rows - self._accepted)
             self._committed += share * (committed / rows - self._committed)
             self._held += share * (report.hold_seconds / max(whole, 1e-9) - self._held)
-            self._starved += _SMOOTHING * (report.starved / rows - self._starved)
-            self._declined += _SMOOTHING * (report.declined / rows - self._declined)
+            self._starved += _SMOOTHING * (starved / rows - self._starved)
+            self._declined += _SMOOTHING * (declined / rows - self._declined)
             self._inter_token += _SMOOTHING * (whole * rows / committed - self._inter_token)
-            self._reside(rows * whole, sum(v.finish is not None for v in verdicts))
-        if report.plain_seconds > 0 and report.seconds > 0 and verdicts:
-            gain = (committed / report.seconds) / (len(verdicts) / report.plain_seconds)
+            self._reside(rows * whole, sum(r.finish is not None for r in results))
+        if report.plain_seconds > 0 and report.seconds > 0 and results:
+            gain = (committed / report.seconds) / (len(results) / report.plain_seconds)
             self._gain = gain if self._gain is None else self._gain + _SMOOTHING * (gain - self._gain)
             recorder.set(telemetry.SPECULATION_GAIN, self._gain)
 

@@ -54,6 +54,9 @@ class Replica(ABC, Generic[Mail, Result]):
         self._reaper: asyncio.Task[None] | None = None
         self._wires: SocketServer | None = None
         self._thread = threading.Thread(target=self._run, name=f"{name}-model", daemon=True)
+
+    def start(self) -> None:
+        """Begin to build the model; returns at once. Called once, by whoever places the replica."""
         self._thread.start()
 
     # -- called by orchestrators ---------------------------------------------------------------------------------
@@ -135,7 +138,8 @@ class Replica(ABC, Generic[Mail, Result]):
         with self._wake:
             self._stopping = True
             self._wake.notify()
-        await asyncio.to_thread(self._thread.join, 10.0)
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, 10.0)
         if self._reaper is not None:
             self._reaper.cancel()
         if self._wires is not None:

@@ -10,13 +10,12 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from actors.algorithms.control.lookahead import LookaheadController
 from actors.engines.protocol import ModelCard, TargetModel
-from actors.messages import Cancel, OpenSequence, ProposalBatch, TargetMessage, Verdict, VerdictBatch
+from actors.messages import Cancel, OpenSequence, ProposalBatch, TargetMessage, VerificationBatch
 from actors.replica.pass_metrics import PassMetrics
 from actors.replica.replica import Replica
 from actors.settings import TargetSettings
-from actors.target.mailbox import Mailbox
+from actors.target.proposal_broker import ProposalBroker
 from actors.target.scheduler import Scheduler
 from actors.telemetry import Recorder
 from actors.tracing import NO_TRACES, Tracer
@@ -24,7 +23,7 @@ from actors.tracing import NO_TRACES, Tracer
 logger = logging.getLogger(__name__)
 
 
-class TargetActor(Replica[TargetMessage, VerdictBatch]):
+class TargetActor(Replica[TargetMessage, VerificationBatch]):
     """A plain class; `ray.remote` is applied where it is placed.
 
     make_model: builds the model on the model thread (weights are loaded there, once).
@@ -39,20 +38,19 @@ class TargetActor(Replica[TargetMessage, VerdictBatch]):
         clock: Callable[[], float] = time.monotonic,
         tracer: Tracer = NO_TRACES,
     ) -> None:
+        super().__init__(name, clock)
         self._tracer = tracer
         self._make_model = make_model
         self._settings = settings
         self._recorder = recorder
         self._scheduler: Scheduler | None = None
-        super().__init__(name, clock)
 
     def _prepare(self) -> ModelCard:
         model = self._make_model()
         card = model.card()
-        self._controller = LookaheadController(self._settings.lookahead, self._settings.rule)
-        self._mailbox = Mailbox(card.vocabulary)
+        self._broker = ProposalBroker(self._settings, card.vocabulary, self._clock)
         self._accounts = PassMetrics(self._recorder, self._settings)
-        self._scheduler = Scheduler(model, self._settings, self._mailbox, self._controller, self._clock)
+        self._scheduler = Scheduler(model, self._settings, self._broker, self._clock)
         return card
 
     @property
@@ -75,10 +73,10 @@ class TargetActor(Replica[TargetMessage, VerdictBatch]):
                     self._accounts.occupied(self._passes)
 
     def _offer(self, batch: ProposalBatch) -> None:
-        sound = not self._mailbox.malformed
-        for sequence in self._mailbox.offer(batch):
-            self._controller.observe_offer(self._clock(), sequence)
-        if sound and self._mailbox.malformed:
+        mailbox = self._broker.mailbox
+        malformed = mailbox.malformed
+        self._broker.offer(batch)
+        if mailbox.malformed and not malformed:
             logger.warning(
                 "%s: draft %s sends proposals that make no sense; they are ignored", self._name, batch.source
             )
@@ -88,19 +86,17 @@ class TargetActor(Replica[TargetMessage, VerdictBatch]):
             return None
         return self._passes.hold()
 
-    def _work(self) -> dict[str, VerdictBatch]:
+    def _work(self) -> dict[str, VerificationBatch]:
         report = self._passes.step()
         ended = time.time()
-        verdicts: dict[str, list[Verdict]] = {owner: [] for owner in report.owners}
-        for ruling in report.rulings:
-            verdicts[ruling.owner].append(ruling.verdict)
-            if ruling.verdict.finish is not None:
-                self._tracer.end(ruling.verdict.sequence, finish=ruling.verdict.finish)
+        for result in report:
+            if result.finish is not None:
+                self._tracer.end(result.sequence, finish=result.finish)
         self._accounts.pass_done(report, self._passes)
         number = self._progress + 1
         return {
-            owner: VerdictBatch(self._name, number, batch, report.seconds, report.tokens, ended)
-            for owner, batch in verdicts.items()
+            owner: VerificationBatch(self._name, number, results, report.seconds, report.tokens, ended)
+            for owner, results in report.results.items()
         }
 
     async def load(self) -> dict[str, float]:

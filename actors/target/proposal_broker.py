@@ -1,32 +1,20 @@
-"""The broker: answers an engine that schedules itself, once per pass, with drafts out of the mailbox.
+"""The proposal broker: which draft tokens of which sequences the next pass verifies, whatever engine runs it.
 
-What the scheduler does for engines that it drives (propose, hold, commit) happens here for engines that drive
-themselves: the broker hears what a pass decided, moves the mailbox on, and says which drafts the next pass verifies.
-It knows nothing of vLLM, links or threads beyond its own lock.
+It holds the mailbox and the lookahead controller, and knows of each sequence how far it is committed and what is being
+verified. The scheduler asks it for engines that it drives (scheduler.py), the exchange for those that schedule
+themselves (pass_exchange.py). It knows nothing of engines, links or threads.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from actors.algorithms.control.lookahead import LookaheadController
 from actors.engines.protocol import Proposal
-from actors.engines.vllm.ipc import Answer, Decided, PassEnd
-from actors.messages import OpenSequence, ProposalBatch
+from actors.messages import OpenSequence, ProposalBatch, VerificationResult
 from actors.settings import TargetSettings
-from actors.target.mailbox import Mailbox
-
-
-@dataclass(frozen=True, slots=True)
-class Ruled:
-    """One pass's part in a sequence, kept until the engine hands the same tokens out."""
-
-    decided: Decided
-    declined: bool = False
-    starved: bool = False
+from actors.target.mailbox import NOTHING, Mailbox
 
 
 @dataclass(slots=True, eq=False)
@@ -34,35 +22,18 @@ class _Sequence:
     opening: OpenSequence
     length: int
     """Prompt and committed tokens, as far as the broker has heard."""
-    rulings: deque[Ruled] = field(default_factory=deque)
-    confidences: tuple[float, ...] = ()
-    """Of the drafts given for the pass under way."""
+    proposal: Proposal = NOTHING
+    """What the pass under way verifies."""
     declined: bool = False
     starved: bool = False
-    foreseen: bool = True
-    """Drafts that continue what the last pass decided may come before the draft hears of it."""
-
-
-@dataclass(slots=True)
-class PassFacts:
-    """The passes since they were last asked for."""
-
-    passes: int = 0
-    seconds: float = 0.0
-    tokens: int = 0
-    hold_seconds: float = 0.0
-    answer_seconds: float = 0.0
-    plain_seconds: float = 0.0
-
-
-SILENT = 64
-"""Passes without any drafts after which none are expected."""
+    is_foreseen: bool = True
+    """Drafts that continue what the last pass committed may come before the draft hears of it."""
 
 
 class ProposalBroker:
-    """Drafts for the sequences of one engine. Thread-safe.
+    """Drafts for the sequences of one target. Used from one thread at a time.
 
-    alarm: called, on the thread that answers, when there is something for `take_failed`.
+    clock: monotonic seconds. controller: decides how much is verified; one by `settings` unless it is given.
     """
 
     def __init__(
@@ -70,185 +41,115 @@ class ProposalBroker:
         settings: TargetSettings,
         vocabulary: int,
         clock: Callable[[], float],
-        alarm: Callable[[], None] = lambda: None,
+        controller: LookaheadController | None = None,
     ) -> None:
+        self.mailbox = Mailbox(vocabulary)
+        self.controller = controller or LookaheadController(settings.lookahead, settings.rule)
         self._settings = settings
         self._clock = clock
-        self._alarm = alarm
-        self._failed: list[Decided] = []
-        self._mailbox = Mailbox(vocabulary)
-        self._controller = LookaheadController(settings.lookahead, settings.rule)
         self._sequences: dict[str, _Sequence] = {}
-        self._changed = threading.Condition()
-        self._facts = PassFacts()
-        self.passes = 0
-        """Passes heard of since the start."""
-        self.overhead_s: deque[float] = deque(maxlen=4096)
-        """What the exchange took the engine, per pass, without what was spent holding the pass for drafts."""
-        self._held = 0.0
-        self._ended_at: float | None = None
-        """When the last pass ended; None where the engine paused after it."""
-        self._offered_in = 0
-        """The pass in which drafts came last."""
 
     # -- sequences ------------------------------------------------------------------------------------------------
 
     def open(self, opening: OpenSequence) -> None:
         """Take offers for a sequence from now on."""
-        with self._changed:
-            tokens = (*opening.prompt, *opening.committed)
-            self._sequences[opening.sequence] = _Sequence(opening, len(tokens))
-            if opening.sampling.speculation:
-                self._mailbox.open(opening.sequence, tokens)
+        tokens = (*opening.prompt, *opening.committed)
+        self._sequences[opening.sequence] = _Sequence(opening, len(tokens))
+        if opening.sampling.speculation:
+            self.mailbox.open(opening.sequence, tokens)
 
-    def close(self, sequence: str) -> None:
-        """Forget a sequence; unknown ones are ignored."""
-        with self._changed:
-            if self._sequences.pop(sequence, None) is not None:
-                self._mailbox.close(sequence)
-                self._controller.forget(sequence)
-                self._changed.notify_all()  # a pass is not held for it any more
+    def close(self, sequence: str) -> bool:
+        """Forget a sequence. False for one that is not known."""
+        if self._sequences.pop(sequence, None) is None:
+            return False
+        self.mailbox.close(sequence)
+        self.controller.forget(sequence)
+        return True
 
-    def offer(self, batch: ProposalBatch) -> None:
-        """Drafts have come, if perhaps too late. Whoever offers those is there, and near enough to be waited for."""
-        with self._changed:
+    def offer(self, batch: ProposalBatch) -> bool:
+        """File proposals. True if any was for a sequence here, in time or too late for its position."""
+        touched = self.mailbox.offer(batch)
+        if touched:
             now = self._clock()
-            for sequence in self._mailbox.offer(batch):
-                self._offered_in = self.passes
-                self._controller.observe_offer(now, sequence)
-            self._changed.notify_all()
+            for sequence in touched:
+                self.controller.observe_offer(now, sequence)
+        return bool(touched)
 
-    def ruling(self, sequence: str, position: int) -> Ruled | None:
-        """What the pass that decided `position` of a sequence said of it; None if it was never heard of."""
-        with self._changed:
-            state = self._sequences.get(sequence)
-            if state is None:
-                return None
-            while state.rulings and state.rulings[0].decided.position < position:
-                state.rulings.popleft()
-            if state.rulings and state.rulings[0].decided.position == position:
-                return state.rulings.popleft()
-            return None
-
-    def take_facts(self) -> PassFacts:
-        """What happened since the last call."""
-        with self._changed:
-            facts, self._facts = self._facts, PassFacts()
-            return facts
-
-    def take_failed(self) -> list[Decided]:
-        """Sequences for which no token can be chosen, since the last call: the engine says nothing of them."""
-        with self._changed:
-            failed, self._failed = self._failed, []
-            return failed
-
-    @property
-    def has_failed(self) -> bool:
-        """Is there something for `take_failed`?"""
-        return bool(self._failed)
-
-    @property
-    def longest_hold_s(self) -> float:
-        """No answer takes longer than this and the answering itself."""
-        return self._settings.lookahead.max_wait_ms / 1e3
+    def length(self, sequence: str) -> int | None:
+        """Prompt and committed tokens of a sequence, None for one that is not known."""
+        state = self._sequences.get(sequence)
+        return state.length if state is not None else None
 
     @property
     def positions(self) -> int:
         """Prompt and committed tokens of all sequences."""
-        with self._changed:
-            return sum(state.length for state in self._sequences.values())
+        return sum(state.length for state in self._sequences.values())
 
-    # -- the exchange ---------------------------------------------------------------------------------------------
+    def speculates(self, sequence: str) -> bool:
+        """Is it known, and does its request allow drafts?"""
+        state = self._sequences.get(sequence)
+        return state is not None and state.opening.sampling.speculation
 
-    def answer(self, end: PassEnd) -> Answer:
-        """A pass has ended: file what it decided, and say what the next one verifies."""
-        with self._changed:
-            began = self._clock()
-            if end.overhead:
-                self.overhead_s.append(max(end.overhead - self._held, 0.0))
-            for decided in end.decided:
-                self._file(decided)
-            self._controller.observe_pass(end.tokens, end.rows, end.seconds)
-            self._observe_progress(end, began)
-            wanting = [name for name in end.waiting if self._room(name) > 0]
-            hopeful = [] if self._controller.is_off else [n for n in wanting if self._sequences[n].foreseen]
-            self._held = self._hold(hopeful, len(end.waiting) - len(hopeful))
-            proposals = self._propose(wanting, len(end.waiting))
-            self._count(end, began)
-            return Answer(end.number, proposals, quiet=not proposals and self._is_quiet())
+    # -- the pass: hold, propose, commit ----------------------------------------------------------------------------
 
-    def _observe_progress(self, end: PassEnd, now: float) -> None:
-        proposed = sum(decided.proposed for decided in end.decided)
-        if self._ended_at is not None and end.tokens <= end.rows + proposed:  # a part of a prompt takes time of its own
-            tokens, full = sum(len(decided.tokens) for decided in end.decided), 2 * end.rows >= self._settings.slots
-            self._controller.observe_progress(end.rows, tokens, now - self._ended_at, full=full)
-        self._ended_at = now if end.waiting else None
-
-    def _file(self, decided: Decided) -> None:
-        state = self._sequences.get(decided.sequence)
-        if state is None or decided.position < state.length:
-            return  # it has ended, or it is told once more
-        if decided.position > state.length:  # a report was lost: its drafts would be for another prefix
-            self._mailbox.close(decided.sequence)
-        state.rulings.append(Ruled(decided, state.declined, state.starved))
-        if decided.error is not None:
-            self._failed.append(decided)
-            self._alarm()
-            return
-        if decided.proposed:
-            self._controller.observe_block(
-                decided.sequence, state.confidences[: decided.proposed], min(decided.accepted, decided.proposed)
-            )
-        state.confidences, state.declined, state.starved = (), False, False
-        state.length = decided.position + len(decided.tokens)
-        state.foreseen = self._mailbox.commit(decided.sequence, decided.tokens)
-
-    def _hold(self, wanting: list[str], others: int) -> float:
-        """Wait for drafts that are due, as long as that pays; returns the seconds."""
-        began = now = self._clock()
-        limit = self._settings.lookahead.maximum
-        while wanting:
-            ready = {name: len(self._mailbox.path(name, limit).tokens) for name in wanting}
-            seconds = self._controller.hold(now, ready, others)
-            if seconds <= 0:
-                break
-            self._changed.wait(seconds)
-            now = self._clock()
-        return now - began
-
-    def _propose(self, wanting: list[str], rows: int) -> dict[str, Proposal]:
-        present = [name for name in wanting if name in self._sequences]  # some may have ended during a hold
-        paths = {name: self._mailbox.path(name, self._room(name)) for name in present}
-        lookahead = self._controller.plan({name: path.confidences for name, path in paths.items()}, rows)
-        proposals: dict[str, Proposal] = {}
-        for name, path in paths.items():
-            k, state = lookahead[name], self._sequences[name]
-            state.declined = k == 0 if path.tokens else self._controller.is_off
-            state.starved = not path.tokens and not state.declined
-            state.confidences = path.confidences[:k]
-            if k:
-                proposals[name] = path.cut(k)
-        return proposals
-
-    def _is_quiet(self) -> bool:
-        """Nobody drafts, or what is drafted is not worth verifying. What changes that is noticed a pass later."""
-        return self.passes - self._offered_in > SILENT or self._controller.is_off
-
-    def _room(self, name: str) -> int:
-        """Most draft tokens worth verifying: a pass commits one token more than it accepts."""
-        state = self._sequences.get(name)
-        if state is None or not state.opening.sampling.speculation:
+    def room(self, sequence: str) -> int:
+        """Most draft tokens worth verifying, 0 without speculation: a pass commits one token more than it accepts."""
+        if not self.speculates(sequence):
             return 0
+        state = self._sequences[sequence]
         left = state.opening.sampling.max_tokens - (state.length - len(state.opening.prompt))
         context = self._settings.context - state.length
         return max(0, min(self._settings.lookahead.maximum, left - 1, context - 1))
 
-    def _count(self, end: PassEnd, began: float) -> None:
-        self.passes += 1
-        facts = self._facts
-        facts.passes += 1
-        facts.seconds += end.seconds
-        facts.tokens += end.tokens
-        facts.hold_seconds += self._held
-        facts.answer_seconds += self._clock() - began - self._held
-        facts.plain_seconds += self._controller.cost(max(end.tokens - sum(d.proposed for d in end.decided), 0))
+    def is_foreseen(self, sequence: str) -> bool:
+        """May drafts of this sequence be of use before the draft hears of the last commit?"""
+        return self._sequences[sequence].is_foreseen
+
+    def hold(self, now: float, wanting: Sequence[str], others: int) -> float:
+        """Seconds the next pass is worth holding for drafts that are due; 0 means go.
+
+        wanting: sequences of the pass with room for drafts. others: how many more are in it.
+        """
+        if not wanting:
+            return 0.0
+        limit = self._settings.lookahead.maximum
+        ready = {name: len(self.mailbox.path(name, limit).tokens) for name in wanting}
+        return self.controller.hold(now, ready, others)
+
+    def propose(self, wanting: Sequence[str], rows: int) -> dict[str, Proposal]:
+        """What the pass formed now verifies of each sequence; those without any draft are left out.
+
+        wanting: sequences of the pass with room for drafts; unknown ones are ignored. rows: of the pass that decide.
+        """
+        paths = {name: self.mailbox.path(name, self.room(name)) for name in wanting if name in self._sequences}
+        lookahead = self.controller.plan({name: path.confidences for name, path in paths.items()}, rows)
+        proposals: dict[str, Proposal] = {}
+        for name, path in paths.items():
+            state, k = self._sequences[name], lookahead[name]
+            state.proposal = path.cut(k)
+            state.declined = k == 0 if path.tokens else self.controller.is_off
+            state.starved = not path.tokens and not state.declined
+            if k:
+                proposals[name] = state.proposal
+        return proposals
+
+    def commit(self, result: VerificationResult) -> bool:
+        """A pass has ended for one sequence: learn from it, move the committed prefix on, mark `result`.
+
+        False, and nothing is done, where the sequence has ended or the result was heard before. After a gap (results
+        were lost) nothing more is proposed for the sequence: drafts would be for another prefix.
+        """
+        name = result.sequence
+        state = self._sequences.get(name)
+        if state is None or result.position < state.length:
+            return False
+        if result.position > state.length:
+            self.mailbox.close(name)
+        result.declined, result.starved = state.declined, state.starved
+        if result.proposed and result.error is None:
+            verified = state.proposal.confidences[: result.proposed]
+            self.controller.observe_block(name, verified, min(result.accepted, result.proposed))
+        state.proposal, state.declined, state.starved = NOTHING, False, False
+        state.length = result.position + len(result.tokens)
+        state.is_foreseen = self.mailbox.commit(name, result.tokens)
+        return True

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from actors.algorithms.control.lookahead import LookaheadController
-from actors.algorithms.types import Outcome
 from actors.engines.protocol import Proposal, Row, TargetModel
 from actors.errors import OutriderError, OverloadedError
-from actors.messages import FinishReason, OpenSequence, Verdict
+from actors.messages import FinishReason, OpenSequence, VerificationResult
 from actors.settings import TargetSettings
-from actors.target.mailbox import Mailbox
-
-NOTHING = Proposal()
+from actors.target.mailbox import NOTHING
+from actors.target.pass_report import PassReport
+from actors.target.proposal_broker import ProposalBroker
 
 
 @dataclass(slots=True, eq=False)
@@ -40,56 +38,18 @@ class _Sequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Ruling:
-    """A verdict and the orchestrator it is for."""
-
-    owner: str
-    verdict: Verdict
-
-
-@dataclass(slots=True)
-class PassReport:
-    """What one pass did. `owners` are all orchestrators with work in the pass, also where nothing was committed."""
-
-    rulings: list[Ruling] = field(default_factory=list)
-    owners: set[str] = field(default_factory=set)
-    seconds: float = 0.0
-    tokens: int = 0
-    starved: int = 0
-    """Rows that wanted drafts and found none."""
-    declined: int = 0
-    """Rows whose drafts were not worth verifying."""
-    hold_seconds: float = 0.0
-    form_seconds: float = 0.0
-    commit_seconds: float = 0.0
-    plain_seconds: float = 0.0
-    """What the pass would have taken without drafts, as the cost fit has it."""
-    queue_seconds: list[float] = field(default_factory=list)
-    """How long the sequences that got a slot had waited for it."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Turn:
-    """One sequence's part in the pass being formed."""
+    """One sequence's part in the pass being formed. pending: what is run of its final tokens."""
 
     sequence: _Sequence
     pending: tuple[int, ...]
     decide: bool
-    wanting: bool = False
-    """It could use drafts."""
     proposal: Proposal = NOTHING
-    declined: bool = False
-    """Drafts were at hand and not worth verifying, or would not have been."""
 
     @property
     def prompt(self) -> int:
         """Tokens of the prompt in the pass, but for the last one where a token is decided after it."""
         return len(self.pending) - self.decide
-
-    @property
-    def starved(self) -> bool:
-        """It wanted drafts and found none."""
-        return self.wanting and not (self.proposal.tokens or self.declined)
 
     def row(self) -> Row:
         tokens = self.pending + self.proposal.tokens
@@ -103,26 +63,25 @@ class Scheduler:
         self,
         model: TargetModel,
         settings: TargetSettings,
-        mailbox: Mailbox,
-        controller: LookaheadController,
+        broker: ProposalBroker,
         clock: Callable[[], float],
     ) -> None:
         self._model = model
         self._settings = settings
-        self._mailbox = mailbox
-        self._controller = controller
+        self._broker = broker
         self._clock = clock
         self._eos = frozenset(model.card().eos)
         self._free = list(range(settings.slots - 1, -1, -1))
         self._running: dict[str, _Sequence] = {}
         self._waiting: deque[_Sequence] = deque()
-        self._refusals: list[Ruling] = []
+        self._refusals: list[tuple[str, VerificationResult]] = []
+        """Each with the orchestrator it is for."""
         self._held_since: float | None = None
 
     # -- what the links bring ------------------------------------------------------------------------------------
 
     def open(self, owner: str, opening: OpenSequence) -> None:
-        """Queue a sequence. A full queue refuses it with a verdict that carries an OverloadedError."""
+        """Queue a sequence. A full queue refuses it with a result that carries an OverloadedError."""
         former = self._running.get(opening.sequence) or self._in_queue(opening.sequence)
         if former is not None and former.owner == owner:
             return  # a repeated message
@@ -134,8 +93,7 @@ class Scheduler:
             return
         tokens = [*opening.prompt, *opening.committed]
         self._waiting.append(_Sequence(opening, owner, tokens, self._clock(), generated=len(opening.committed)))
-        if opening.sampling.speculation:
-            self._mailbox.open(opening.sequence, tokens)
+        self._broker.open(opening)
 
     def _in_queue(self, name: str) -> _Sequence | None:
         return next((s for s in self._waiting if s.opening.sequence == name), None)
@@ -148,7 +106,7 @@ class Scheduler:
         for name in gone:
             if (sequence := self._running.pop(name, None)) is not None:
                 self._release(sequence)
-            self._mailbox.close(name)
+            self._broker.close(name)
 
     def cancel_owner(self, owner: str) -> list[str]:
         """Give back everything that one orchestrator's sequences hold; returns which these were."""
@@ -181,13 +139,12 @@ class Scheduler:
 
     def hold(self) -> float:
         """Seconds the next pass is worth holding for drafts that are due; 0 means go."""
-        deciding = [name for name, s in self._running.items() if len(s.tokens) == s.cached + 1 and self._room(s) > 0]
+        room = self._broker.room
+        deciding = [name for name, s in self._running.items() if len(s.tokens) == s.cached + 1 and room(name) > 0]
         if not deciding or (self._waiting and self._free):
             return 0.0
-        limit = self._settings.lookahead.maximum
-        ready = {name: len(self._mailbox.path(name, limit).tokens) for name in deciding}
         now = self._clock()
-        seconds = self._controller.hold(now, ready, len(self._running) - len(deciding))
+        seconds = self._broker.hold(now, deciding, len(self._running) - len(deciding))
         if seconds and self._held_since is None:
             self._held_since = now
         return seconds
@@ -200,10 +157,10 @@ class Scheduler:
         self._admit(report)
         turns = self._propose()
         formed = self._clock()
-        outcomes = self._verify(turns)
+        results = self._verify(turns)
         verified = self._clock()
         report.form_seconds, report.seconds = formed - began, verified - formed
-        self._commit(turns, outcomes, report)
+        self._commit(turns, results, report)
         report.commit_seconds = self._clock() - verified
         return report
 
@@ -215,7 +172,7 @@ class Scheduler:
                 self._model.attach(slot, sequence.opening)
             except OutriderError as error:
                 self._free.append(slot)
-                self._mailbox.close(sequence.opening.sequence)
+                self._broker.close(sequence.opening.sequence)
                 self._refuse(sequence.owner, sequence.opening, error)
                 continue
             sequence.slot = slot
@@ -236,100 +193,66 @@ class Scheduler:
                 pending = pending[:budget]
                 budget -= len(pending)
             parts.append((sequence, pending, decide))
-        rooms = [(s.opening.sequence, self._room(s)) for s, _, decide in parts if decide]
-        paths = {name: self._mailbox.path(name, room) for name, room in rooms if room > 0}
-        lookahead = self._controller.plan({name: path.confidences for name, path in paths.items()}, len(rooms))
-        turns: list[_Turn] = []
-        for sequence, pending, decide in parts:
-            name = sequence.opening.sequence
-            path = paths.get(name)
-            if path is None:
-                turns.append(_Turn(sequence, pending, decide))
-                continue
-            k = lookahead[name]
-            declined = k == 0 if path.tokens else self._controller.is_off
-            turns.append(_Turn(sequence, pending, decide, wanting=True, proposal=path.cut(k), declined=declined))
-        return turns
+        names = [sequence.opening.sequence for sequence, _, decide in parts if decide]
+        wanting = [name for name in names if self._broker.room(name) > 0]
+        proposals = self._broker.propose(wanting, len(names))
+        return [_Turn(s, pending, decide, proposals.get(s.opening.sequence, NOTHING)) for s, pending, decide in parts]
 
-    def _verify(self, turns: list[_Turn]) -> list[Outcome | None]:
+    def _verify(self, turns: list[_Turn]) -> list[VerificationResult | None]:
         return self._model.forward([turn.row() for turn in turns]) if turns else []
 
-    def _commit(self, turns: list[_Turn], outcomes: list[Outcome | None], report: PassReport) -> None:
-        report.rulings, self._refusals = self._refusals, []
-        report.owners = {ruling.owner for ruling in report.rulings}
-        for turn, outcome in zip(turns, outcomes, strict=True):
+    def _commit(self, turns: list[_Turn], results: list[VerificationResult | None], report: PassReport) -> None:
+        refusals, self._refusals = self._refusals, []
+        for owner, refusal in refusals:
+            report.add(owner, refusal)
+        for turn, result in zip(turns, results, strict=True):
             sequence = turn.sequence
-            report.owners.add(sequence.owner)
+            of_owner = report.results.setdefault(sequence.owner, [])
             report.tokens += len(turn.pending) + len(turn.proposal.tokens)
             sequence.cached += len(turn.pending)
-            if outcome is not None:
-                report.starved += turn.starved
-                report.declined += turn.declined
-                report.rulings.append(Ruling(sequence.owner, self._rule(turn, outcome)))
+            if result is not None:
+                self._settle(sequence, result)
+                of_owner.append(result)
         prompt = sum(turn.prompt for turn in turns)
-        report.plain_seconds = self._controller.cost(sum(turn.decide for turn in turns), prompt)
-        self._controller.observe_pass(report.tokens - prompt, len(turns), report.seconds, prompt)
+        controller = self._broker.controller
+        report.plain_seconds = controller.cost(sum(turn.decide for turn in turns), prompt)
+        controller.observe_pass(report.tokens - prompt, len(turns), report.seconds, prompt)
 
-    def _rule(self, turn: _Turn, outcome: Outcome) -> Verdict:
-        """Turn an outcome into a verdict: cut it at a stop, move the committed prefix on, end what is done."""
-        sequence, name = turn.sequence, turn.sequence.opening.sequence
-        position = len(sequence.tokens)
-        tokens, finish = self._cut(sequence, outcome.tokens)
-        proposed, accepted = len(turn.proposal.tokens), min(outcome.accepted, len(tokens))
-        if outcome.error is not None and finish is None:  # no token can be chosen here: the answer cannot go on
+    def _settle(self, sequence: _Sequence, result: VerificationResult) -> None:
+        """Cut a result at a stop, move the committed prefix on, end what is done."""
+        self._broker.commit(result)
+        count, finish = self._end(sequence, result.tokens)
+        result.cut(count)
+        if finish is not None:
+            result.error = None
+        elif result.error is not None:  # no token can be chosen here: the answer cannot go on
             finish = "error"
+        result.finish = finish
+        tokens = result.tokens
         sequence.tokens.extend(tokens)
         sequence.generated += len(tokens)
-        sequence.cached += min(accepted, max(len(tokens) - 1, 0))
-        if turn.proposal.tokens:
-            self._controller.observe_block(name, turn.proposal.confidences, outcome.accepted)
+        sequence.cached += min(result.accepted, max(len(tokens) - 1, 0))
         if finish is None:
             self._model.record(sequence.slot, tokens)
-            self._mailbox.commit(name, tokens)
         else:
-            del self._running[name]
+            del self._running[result.sequence]
             self._release(sequence)
-        n = len(tokens)
-        return Verdict(
-            sequence=name,
-            position=position,
-            tokens=tokens,
-            proposed=proposed,
-            accepted=accepted,
-            finish=finish,
-            alternatives=outcome.alternatives[:n],
-            margins=outcome.margins[:n],
-            declined=turn.declined,
-            error=outcome.error if finish == "error" else None,
-        )
 
-    def _cut(self, sequence: _Sequence, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
-        """Stop at the first stop token (which stays), at max_tokens, or where the context ends."""
+    def _end(self, sequence: _Sequence, tokens: tuple[int, ...]) -> tuple[int, FinishReason | None]:
+        """How many tokens stay, and why it ends there: at the first stop token (which stays), at max_tokens, or where
+        the context ends."""
         sampling = sequence.opening.sampling
         room = min(sampling.max_tokens - sequence.generated, self._settings.context - len(sequence.tokens))
         for i, token in enumerate(tokens[:room]):
             if token in sampling.stop_token_ids or (token in self._eos and not sampling.ignore_eos):
-                return tokens[: i + 1], "stop"
-        if len(tokens) >= room:
-            return tokens[:room], "length"
-        return tokens, None
-
-    def _room(self, sequence: _Sequence) -> int:
-        """Most draft tokens worth verifying, 0 without speculation: a pass commits one token more than it accepts."""
-        sampling = sequence.opening.sampling
-        if not sampling.speculation:
-            return 0
-        left = sampling.max_tokens - sequence.generated
-        context = self._settings.context - len(sequence.tokens)
-        return max(0, min(self._settings.lookahead.maximum, left - 1, context - 1))
+                return i + 1, "stop"
+        return (room, "length") if len(tokens) >= room else (len(tokens), None)
 
     def _release(self, sequence: _Sequence) -> None:
         self._model.detach(sequence.slot)
         self._free.append(sequence.slot)
-        self._mailbox.close(sequence.opening.sequence)
-        self._controller.forget(sequence.opening.sequence)
+        self._broker.close(sequence.opening.sequence)
 
     def _refuse(self, owner: str, opening: OpenSequence, error: OutriderError) -> None:
         position = len(opening.prompt) + len(opening.committed)
-        verdict = Verdict(opening.sequence, position, (), finish="error", error=error)
-        self._refusals.append(Ruling(owner, verdict))
+        self._refusals.append((owner, VerificationResult(opening.sequence, position, (), finish="error", error=error)))

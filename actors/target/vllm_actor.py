@@ -1,8 +1,8 @@
 """The target actor on vLLM: a sibling of actors/target/actor.py for an engine that schedules itself.
 
 The same messages come in and go out. Sequences enter and leave vLLM through its public API; drafts wait in the
-mailbox of this process, and vLLM's first rank asks for them once per pass (engines/vllm/ipc.py). What vLLM says is
-what was committed; what the exchange reports (how much of it was drafts, margins) is put beside it, and where a
+mailbox of this process, and vLLM's first rank asks for them once per pass (engines/vllm/ipc.py). What vLLM hands out
+is what was committed; what its passes reported (how much of it was drafts, margins) is put beside it, and where a
 report was lost the tokens go out without it.
 """
 
@@ -19,17 +19,25 @@ from dataclasses import dataclass
 from actors.algorithms.grammar import GrammarCompiler
 from actors.engines.opening_checks import check_opening
 from actors.engines.protocol import ModelCard
-from actors.engines.vllm.engine import Said, VllmEngine
+from actors.engines.vllm.engine import VllmEngine
 from actors.engines.vllm.requests import plain_request, request, room
 from actors.engines.vllm.runtime import VllmModel, VllmRuntime
 from actors.errors import EngineError, InvalidSettingError, OutriderError, OverloadedError
-from actors.messages import Cancel, OpenSequence, ProposalBatch, Pulse, TargetMessage, Verdict, VerdictBatch
+from actors.messages import (
+    Cancel,
+    OpenSequence,
+    ProposalBatch,
+    Pulse,
+    TargetMessage,
+    VerificationBatch,
+    VerificationResult,
+)
 from actors.replica.pass_metrics import PassMetrics
 from actors.replica.replica import Replica
 from actors.settings import TargetSettings
-from actors.target.engine_results import verdicts
-from actors.target.proposal_broker import ProposalBroker
-from actors.target.scheduler import PassReport, Ruling
+from actors.target.engine_results import by_pass
+from actors.target.pass_exchange import PassExchange
+from actors.target.pass_report import PassReport
 from actors.telemetry import Recorder
 from actors.tracing import NO_TRACES, Tracer
 
@@ -41,14 +49,14 @@ class _Sequence:
     owner: str
     opening: OpenSequence
     run: str
-    """Names this stay of the sequence at vLLM: what an earlier one still says is not its."""
+    """Names this stay of the sequence at vLLM: what an earlier one still hands out is not its."""
     length: int
-    """Prompt and tokens said."""
+    """Prompt and tokens handed out."""
     queued_at: float
     started: bool = False
 
 
-class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
+class VllmTargetActor(Replica[TargetMessage, VerificationBatch]):
     """A plain class; `ray.remote` is applied where it is placed.
 
     make_model: says what to build, on the model thread.
@@ -63,6 +71,7 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
         clock: Callable[[], float] = time.monotonic,
         tracer: Tracer = NO_TRACES,
     ) -> None:
+        super().__init__(name, clock)
         self._make_model = make_model
         self._settings = settings
         self._recorder = recorder
@@ -70,30 +79,31 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
         self._sequences: dict[str, _Sequence] = {}
         self._runs: dict[str, _Sequence] = {}
         self._numbers = itertools.count()
-        self._answers: list[Ruling] = []
-        """Verdicts that need no vLLM."""
+        self._answers = PassReport()
+        """Results that need no vLLM."""
         self._queue_seconds: list[float] = []
-        self._said_at = clock()
+        self._handed_out_at = self._passing_since = clock()
+        self._pinged_at_pass = -1
+        """Passes that had ended at the last ping, which is when they were first so many."""
         self._runtime: VllmRuntime | None = None
         self._accounts: PassMetrics | None = None
-        super().__init__(name, clock)
 
     # -- building --------------------------------------------------------------------------------------------------
 
     def _prepare(self) -> ModelCard:
         model, settings = self._make_model(), self._settings
         self._model = model
-        self._broker = self._make_desk(model)
+        self._exchange = self._make_exchange(model)
         self._grammars = _grammars(model)
         tokenizer = model.tokenizer if self._grammars is not None else None
-        self._runtime = VllmRuntime(model, settings, self._broker, tokenizer, self._nudge)
+        self._runtime = VllmRuntime(model, settings, self._exchange, tokenizer, self._nudge)
         if self._stopping:  # it took longer than whoever stopped this actor waited
             self._runtime.close()
         self._accounts = PassMetrics(self._recorder, settings)
         return ModelCard(model.name, model.vocabulary, settings.context, settings.slots, model.eos, model.fingerprint)
 
-    def _make_desk(self, model: VllmModel) -> ProposalBroker:
-        return ProposalBroker(self._settings, model.vocabulary, self._clock, self._nudge)
+    def _make_exchange(self, model: VllmModel) -> PassExchange:
+        return PassExchange(self._settings, model.vocabulary, self._clock, self._nudge)
 
     async def stop(self) -> None:
         """End the model thread, all streams and vLLM's processes."""
@@ -117,7 +127,7 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
         for message in mail:
             match message:
                 case ProposalBatch():
-                    self._broker.offer(message)
+                    self._exchange.offer(message)
                 case OpenSequence():
                     self._tracer.begin(message.sequence)
                     self._open(link, message)
@@ -135,7 +145,7 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
                 raise OverloadedError(f"all {self._settings.slots} slots are taken and {self.queued} requests wait")
             self._check(opening)
             if room(opening, self._settings.context) < 1:
-                self._answers.append(Ruling(owner, Verdict(opening.sequence, _position(opening), (), finish="length")))
+                self._answers.add(owner, VerificationResult(opening.sequence, _position(opening), (), finish="length"))
                 return
             make = request if self.speculates else plain_request
             asked = make(opening, self._model.eos, self._settings.context)
@@ -146,7 +156,7 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
         sequence = _Sequence(owner, opening, run, _position(opening), self._clock())
         self._sequences[opening.sequence] = self._runs[run] = sequence
         if self.speculates:
-            self._broker.open(opening)
+            self._exchange.open(opening)
         self._vllm.start(dataclasses.replace(asked, name=run))
 
     def _check(self, opening: OpenSequence) -> None:
@@ -159,15 +169,16 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
         self._grammars.matcher(grammar)
 
     def _refuse(self, owner: str, opening: OpenSequence, error: OutriderError) -> None:
-        verdict = Verdict(opening.sequence, _position(opening), (), finish="error", error=error)
-        self._answers.append(Ruling(owner, verdict))
+        self._answers.add(
+            owner, VerificationResult(opening.sequence, _position(opening), (), finish="error", error=error)
+        )
 
     def _end(self, names: Sequence[str], finish: str) -> None:
         """Give back what these sequences hold; unknown ones are ignored."""
         gone = [sequence for name in names if (sequence := self._sequences.pop(name, None)) is not None]
         for sequence in gone:
             del self._runs[sequence.run]
-            self._broker.close(sequence.opening.sequence)
+            self._exchange.close(sequence.opening.sequence)
             self._tracer.end(sequence.opening.sequence, finish=finish)
         if gone:
             self._vllm.end([sequence.run for sequence in gone])
@@ -179,65 +190,58 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
     # -- what goes out ---------------------------------------------------------------------------------------------
 
     def _pause(self) -> float | None:
-        return 0.0 if self._answers or self._vllm.has_news or self._broker.has_failed else None
+        return 0.0 if self._answers.results or self._vllm.has_news or self._exchange.has_failed else None
 
-    def _work(self) -> dict[str, VerdictBatch]:
+    def _work(self) -> dict[str, VerificationBatch]:
         report = self._report()
-        batches: dict[str, list[Verdict]] = {}
-        for ruling in report.rulings:
-            batches.setdefault(ruling.owner, []).append(ruling.verdict)
         ended, number = time.time(), self._progress + 1
         return {
-            owner: VerdictBatch(self._name, number, verdicts, report.seconds, report.tokens, ended)
-            for owner, verdicts in batches.items()
+            owner: VerificationBatch(self._name, number, results, report.seconds, report.tokens, ended)
+            for owner, results in report.results.items()
         }
 
     def _report(self) -> PassReport:
         """What vLLM's passes decided since the last time, usually one of them."""
-        report = PassReport(rulings=self._answers)
-        self._answers = []
-        said = self._vllm.take()
-        for decided in self._broker.take_failed():
-            sequence = self._sequences.get(decided.sequence)
+        report, self._answers = self._answers, PassReport()
+        outputs = self._vllm.take()
+        for failed in self._exchange.take_failed():
+            sequence = self._sequences.get(failed.sequence)
             if sequence is not None:
-                verdict = Verdict(decided.sequence, sequence.length, (), finish="error", error=decided.error)
-                report.rulings.append(Ruling(sequence.owner, verdict))
-                self._end((decided.sequence,), finish="error")
-        for words in said:
-            sequence = self._runs.get(words.sequence)
+                failed.position, failed.tokens, failed.finish = sequence.length, (), "error"
+                report.add(sequence.owner, failed)
+                self._end((failed.sequence,), finish="error")
+        for output in outputs:
+            sequence = self._runs.get(output.sequence)
             if sequence is not None:
-                self._tell(sequence, words, report)
-        report.owners = {ruling.owner for ruling in report.rulings}
-        if said and self._accounts is not None:
+                self._hand_out(sequence, output, report)
+        if outputs and self._accounts is not None:
             self._book(report)
         return report
 
     def _book(self, report: PassReport) -> None:
-        """What the passes took since something was last said; without an exchange only that, and no more, is known."""
+        """What the passes took since something was last handed out; without an exchange no more than that is known."""
         assert self._accounts is not None
-        facts, now = self._broker.take_facts(), self._clock()
+        facts, now = self._exchange.take_facts(), self._clock()
         passes = max(facts.passes, 1)
-        report.seconds = facts.seconds / passes if self.speculates else now - self._said_at
+        report.seconds = facts.seconds / passes if self.speculates else now - self._handed_out_at
         report.tokens = round(facts.tokens / passes)
         report.hold_seconds, report.form_seconds = facts.hold_seconds / passes, facts.answer_seconds / passes
         report.plain_seconds = facts.plain_seconds / passes
         report.queue_seconds, self._queue_seconds = self._queue_seconds, []
-        self._said_at = now
+        self._handed_out_at = now
         self._accounts.pass_done(report, self)
 
-    def _tell(self, sequence: _Sequence, said: Said, report: PassReport) -> None:
-        """Put into the report what was said of one sequence."""
-        name = sequence.opening.sequence
-        if not sequence.started and said.error is None:
+    def _hand_out(self, sequence: _Sequence, output: VerificationResult, report: PassReport) -> None:
+        """Put into the report what vLLM handed out of one sequence."""
+        name = output.sequence = sequence.opening.sequence
+        if not sequence.started and output.error is None:
             sequence.started = True
             self._queue_seconds.append(self._clock() - sequence.queued_at)
-        told = verdicts(name, sequence.length, said, lambda position: self._broker.ruling(name, position))
-        report.rulings.extend(Ruling(sequence.owner, verdict) for verdict in told.verdicts)
-        report.declined += told.declined
-        report.starved += told.starved
-        sequence.length += told.length
-        if told.ended is not None:
-            self._end((name,), finish=told.ended)
+        sequence.length = output.position + len(output.tokens)
+        for result in by_pass(output, lambda position: self._exchange.report(name, position)):
+            report.add(sequence.owner, result)
+        if output.finish is not None:
+            self._end((name,), finish=output.finish)
 
     # -- what others ask -------------------------------------------------------------------------------------------
 
@@ -256,19 +260,10 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
         """Positions that hold a token, of the sequences that run."""
         return sum(s.length for s in list(self._sequences.values()) if s.started)
 
-    def exchange_overhead(self) -> list[float]:
-        """Seconds that the exchange took vLLM's first rank in recent passes, holds for drafts left out."""
-        return list(self._broker.overhead_s)
-
-    def lose_mailbox(self) -> None:
-        """Close the exchange, as if the mailbox had died; vLLM goes on without drafts. For drills."""
-        if self._runtime is not None:
-            self._runtime.lose_mailbox()
-
     def _pulse(self) -> Pulse:
         """A pass is progress, also where it says nothing (part of a long prompt)."""
         pulse = super()._pulse()
-        passes = self._broker.passes if self._built.is_set() else 0
+        passes = self._exchange.passes if self._built.is_set() else 0
         return Pulse(pulse.busy, pulse.progress + passes, pulse.draining, pulse.facts)
 
     def _facts(self) -> dict[str, float]:
@@ -278,13 +273,12 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
         """Health: raises EngineError when vLLM died, or has work and ended no pass for that long."""
         if self._runtime is not None and self._runtime.failure is not None:
             raise EngineError(f"{self._name}: vLLM died: {self._runtime.failure}")
-        passes, now = self._broker.passes if self._built.is_set() else 0, self._clock()
-        seen, since = getattr(self, "_seen", (-1, now))
-        if passes != seen or not self._sequences:
-            seen, since = passes, now
-        self._seen = (seen, since)
-        if self.speculates and self._sequences and now - since > stuck_after_s:
-            raise EngineError(f"{self._name}: vLLM has work and has ended no pass for {now - since:.0f} s")
+        passes, now = self._exchange.passes if self._built.is_set() else 0, self._clock()
+        if passes != self._pinged_at_pass or not self._sequences:
+            self._pinged_at_pass, self._passing_since = passes, now
+        still = now - self._passing_since
+        if self.speculates and self._sequences and still > stuck_after_s:
+            raise EngineError(f"{self._name}: vLLM has work and has ended no pass for {still:.0f} s")
         return await super().ping(stuck_after_s)
 
     async def load(self) -> dict[str, float]:
@@ -296,7 +290,7 @@ class VllmTargetActor(Replica[TargetMessage, VerdictBatch]):
             self._accounts.occupied(self)
 
     def _busy(self) -> bool:
-        return bool(self._sequences or self._answers)
+        return bool(self._sequences or self._answers.results)
 
     def _holding(self) -> bool:
         return bool(self._sequences)

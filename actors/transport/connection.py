@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from actors.engines.protocol import ModelCard
 from actors.errors import EngineError
@@ -17,24 +17,34 @@ Result = TypeVar("Result")
 PULSE_PERIOD_S = 1.0
 
 
+class ConnectionListener(Protocol[Mail, Result]):
+    """Who hears what happens on connections."""
+
+    def on_results(self, connection: Connection[Mail, Result], results: list[Result]) -> None:
+        """The replica has sent something."""
+
+    def on_draining(self, connection: Connection[Mail, Result]) -> None:
+        """The replica says that it is to go. Called once."""
+
+    def on_lost(self, connection: Connection[Mail, Result], error: BaseException) -> None:
+        """The connection is never used again. Called once, with the reason."""
+
+
 class Connection(Generic[Mail, Result]):
     """One replica as this orchestrator sees it.
 
     `link` names the pair and is new for every connection, so that nothing meant for an earlier one is ever taken.
-    on_draining is called once, when the replica says that it is to go. on_lost is called once, with the reason; a
-    connection that is lost is never used again.
     """
 
     def __init__(
         self,
         name: str,
+        *,
         link: str,
         peer: Peer,
         stall_timeout_s: float,
         clock: Callable[[], float],
-        on_results: Callable[[Connection[Mail, Result], list[Result]], None],
-        on_draining: Callable[[Connection[Mail, Result]], None],
-        on_lost: Callable[[Connection[Mail, Result], BaseException], None],
+        listener: ConnectionListener[Mail, Result],
     ) -> None:
         self.name = name
         self.link = link
@@ -43,16 +53,14 @@ class Connection(Generic[Mail, Result]):
         self._peer = peer
         self._stall = stall_timeout_s
         self._clock = clock
-        self._on_results = on_results
-        self._on_draining = on_draining
-        self._on_lost = on_lost
+        self._listener = listener
         self.draining = False
         self.pulse = Pulse(False, 0)
         """The last one heard."""
         self._card: ModelCard | None = None
         self._lost = False
         self._tasks: list[asyncio.Task[Any]] = []
-        self._outbox: Outbox[Mail] | None = None
+        self._outbox: Outbox[Mail] = Outbox(self._send, self._lose)
 
     @property
     def card(self) -> ModelCard:
@@ -68,27 +76,27 @@ class Connection(Generic[Mail, Result]):
         """
         self.pulse = await asyncio.wait_for(self._peer.call("meet", self.link), self._stall)
         self._card = await self._peer.call("card")
-        self._outbox = Outbox(self._send, self._lose)
+        self._outbox.start()
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
 
     def post(self, item: Mail) -> None:
         """Send something; it is coalesced with what else is on its way."""
-        if self._outbox is not None and not self._lost:
+        if not self._lost:
             self._outbox.post(item)
 
     @property
     def messages(self) -> int:
         """Calls made so far."""
-        return self._outbox.messages if self._outbox is not None else 0
+        return self._outbox.messages
 
     async def close(self) -> None:
-        """End the link."""
+        """End the link, and give back what carried it."""
         self._lost = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._outbox is not None:
-            await self._outbox.close()
+        await self._outbox.close()
+        self._peer.close(self.link)
 
     async def _send(self, items: list[Mail]) -> None:
         await asyncio.wait_for(self._peer.call("deliver", self.link, items), self._stall)
@@ -96,7 +104,7 @@ class Connection(Generic[Mail, Result]):
     async def _read(self) -> None:
         try:
             async for items in self._peer.stream("results", self.link):
-                self._on_results(self, items)
+                self._listener.on_results(self, items)
         except Exception as error:
             self._lose(error)
         else:
@@ -117,7 +125,7 @@ class Connection(Generic[Mail, Result]):
             self.pulse = pulse
             if pulse.draining and not self.draining:
                 self.draining = True
-                self._on_draining(self)
+                self._listener.on_draining(self)
             if self._clock() - moved > self._stall:
                 self._lose(EngineError(f"{self.name} has work and has made no progress for {self._stall:g} s"))
                 return
@@ -125,4 +133,4 @@ class Connection(Generic[Mail, Result]):
     def _lose(self, error: BaseException) -> None:
         if not self._lost:
             self._lost = True
-            self._on_lost(self, error)
+            self._listener.on_lost(self, error)

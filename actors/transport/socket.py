@@ -170,12 +170,12 @@ class SocketPeer:
             writer.close()
             self._wires.pop(args[0], None)
 
-    def close(self) -> None:
-        """Hang up."""
-        for wire in self._wires.values():
+    def close(self, link: str | None = None) -> None:
+        """Hang up: the wire of `link`, or all."""
+        for name in [link] if link is not None else list(self._wires):
+            wire = self._wires.pop(name, None)
             if wire is not None:
                 wire[1].close()
-        self._wires.clear()
 
     async def _wire(self, link: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
         """The wire of `link`, made on first use. None when the link stays on Ray."""

@@ -154,6 +154,8 @@ class LocalRig:
     async def start(cls, plan: RigPlan) -> LocalRig:
         targets = [ProbedTarget(*_target(plan, i)) for i in range(plan.targets)]
         drafts = [ProbedDraft(*_draft(plan, i)) for i in range(plan.drafts)]
+        for actor in (*targets, *drafts):
+            actor.start()
         station = Station(
             plan,
             {f"target-{i}": LocalPeer(actor) for i, actor in enumerate(targets)},
@@ -202,6 +204,8 @@ class RayRig:
         replica = {**options, "concurrency_groups": {"health": 2}}
         targets = [ray.remote(**replica)(ProbedTarget).remote(*_target(plan, i)) for i in range(plan.targets)]
         drafts = [ray.remote(**replica)(ProbedDraft).remote(*_draft(plan, i)) for i in range(plan.drafts)]
+        for actor in (*targets, *drafts):
+            actor.start.remote()
         station = ray.remote(**options)(Station).remote(
             plan,
             {f"target-{i}": _peer(actor, plan.wires) for i, actor in enumerate(targets)},

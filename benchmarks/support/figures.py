@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from benchmarks.support.actor_rig import Answer, Run
 from benchmarks.support.timed_actors import PassNote, ReplicaNotes
+from cluster.observability.quantiles import quantile
 
 Figures = dict[str, float]
 """Name -> value of one repeat. Seconds, tokens, and ratios."""
@@ -49,14 +50,6 @@ def best_in_turn_k(limits: Limits, hop_s: float) -> int:
     return max(range(1, 33), key=lambda k: in_turn_speedup(limits, hop_s, k))
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """Nearest-rank percentile; NaN when there are no values."""
-    if not values:
-        return float("nan")
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
 def figures(run: Run) -> Figures:
     """The figures of one run, over all its requests and replicas."""
     tokens = sum(len(answer.tokens) for answer in run.answers)
@@ -75,9 +68,9 @@ def figures(run: Run) -> Figures:
         "tokens": tokens,
         "wall_s": wall,
         "tokens_per_s": tokens / wall,
-        "ttft_p50_s": percentile([a.arrivals[0][0] - a.started for a in run.answers if a.arrivals], 0.5),
-        "itl_p50_s": percentile(latencies, 0.5),
-        "itl_p99_s": percentile(latencies, 0.99),
+        "ttft_p50_s": quantile([a.arrivals[0][0] - a.started for a in run.answers if a.arrivals], 0.5),
+        "itl_p50_s": quantile(latencies, 0.5),
+        "itl_p99_s": quantile(latencies, 0.99),
         "passes": len(passes),
         "rows_per_pass": decided / max(len(passes), 1),
         "tokens_in_pass": sum(note.tokens for note in passes) / max(len(passes), 1),
@@ -149,8 +142,8 @@ def lost_time(targets: Sequence[ReplicaNotes], wall: float) -> Figures:
         "share_held_for_drafts": held / total,
         "share_between_passes": other / total,
         "share_idle": max(0.0, 1 - (busy + held + other) / total),
-        "between_passes_p50_s": percentile([o for _, o in between], 0.5),
-        "between_passes_p99_s": percentile([o for _, o in between], 0.99),
+        "between_passes_p50_s": quantile([o for _, o in between], 0.5),
+        "between_passes_p99_s": quantile([o for _, o in between], 0.99),
     }
 
 
@@ -172,10 +165,10 @@ def hops(run: Run) -> Figures:
         if mark in at_drafts
     ]
     return {
-        "offer_hop_p50_s": percentile(offers, 0.5),
-        "offer_hop_p90_s": percentile(offers, 0.9),
-        "commit_hop_p50_s": percentile(commits, 0.5),
-        "commit_hop_p90_s": percentile(commits, 0.9),
+        "offer_hop_p50_s": quantile(offers, 0.5),
+        "offer_hop_p90_s": quantile(offers, 0.9),
+        "commit_hop_p50_s": quantile(commits, 0.5),
+        "commit_hop_p90_s": quantile(commits, 0.9),
     }
 
 

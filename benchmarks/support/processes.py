@@ -11,6 +11,7 @@ import signal
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from cluster.config.serve_names import DRAFT_TIER, INGRESS, ORCHESTRATOR, TARGET_TIER
 from deployments.tiers.actor_discovery import NAMESPACE, actor_prefix
 
 Kind = Literal["target actor", "draft actor", "target replica", "draft replica", "orchestrator", "ingress", "proxy"]
@@ -25,10 +26,10 @@ KINDS: tuple[Kind, ...] = (
 )
 """Those of the application itself."""
 _DEPLOYMENTS = {
-    "target replica": "TargetTier",
-    "draft replica": "DraftTier",
-    "orchestrator": "Orchestrator",
-    "ingress": "Ingress",
+    "target replica": TARGET_TIER,
+    "draft replica": DRAFT_TIER,
+    "orchestrator": ORCHESTRATOR,
+    "ingress": INGRESS,
 }
 ANSWER_S = 5.0
 

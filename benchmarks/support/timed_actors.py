@@ -13,10 +13,17 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.algorithms.types import Outcome
 from actors.draft.actor import DraftActor
 from actors.engines.protocol import DraftModel, Expand, ModelCard, Ranked, Row, TargetModel
-from actors.messages import CommitUpdate, DraftMessage, OpenSequence, ProposalBatch, TargetMessage, VerdictBatch
+from actors.messages import (
+    CommitUpdate,
+    DraftMessage,
+    OpenSequence,
+    ProposalBatch,
+    TargetMessage,
+    VerificationBatch,
+    VerificationResult,
+)
 from actors.replica.replica import Mail, Replica, Result
 from actors.settings import DraftSettings, TargetSettings
 from actors.target.actor import TargetActor
@@ -74,7 +81,7 @@ class _Probed(Replica[Mail, Result]):
     """What both probed replicas share: mail is delayed and its arrival noted, results are counted."""
 
     def _take_notes_for(self, name: str, link_delay_ms: float) -> None:
-        """Before the replica's own constructor, which starts the model thread."""
+        """Part of a constructor: nothing is noted before `start`."""
         self._notes = ReplicaNotes(name)
         self._delay: ChaosLink[Any] | None = None
         if link_delay_ms:
@@ -125,7 +132,7 @@ class _ProbedTargetModel:
     def attach(self, slot: int, opening: OpenSequence) -> None:
         self._model.attach(slot, opening)
 
-    def forward(self, rows: Sequence[Row]) -> list[Outcome | None]:
+    def forward(self, rows: Sequence[Row]) -> list[VerificationResult | None]:
         started = time.monotonic()
         outcomes = self._model.forward(rows)
         self._owner.note_pass(started, time.monotonic(), rows, outcomes)
@@ -138,7 +145,7 @@ class _ProbedTargetModel:
         self._model.detach(slot)
 
 
-class ProbedTarget(_Probed[TargetMessage, VerdictBatch], TargetActor):
+class ProbedTarget(_Probed[TargetMessage, VerificationBatch], TargetActor):
     """A target replica that notes its passes, and adds `link_delay_ms` to every delivery."""
 
     def __init__(
@@ -149,9 +156,9 @@ class ProbedTarget(_Probed[TargetMessage, VerdictBatch], TargetActor):
         recorder: Recorder,
         link_delay_ms: float = 0.0,
     ) -> None:
+        super().__init__(name, lambda: _ProbedTargetModel(make_model(), self), settings, recorder)
         self._take_notes_for(name, link_delay_ms)
         self._held_since: float | None = None
-        super().__init__(name, lambda: _ProbedTargetModel(make_model(), self), settings, recorder)
 
     def _mark(self, message: TargetMessage) -> Mark | None:
         return offer_mark(message) if isinstance(message, ProposalBatch) else None
@@ -162,7 +169,9 @@ class ProbedTarget(_Probed[TargetMessage, VerdictBatch], TargetActor):
             self._held_since = time.monotonic()
         return pause
 
-    def note_pass(self, started: float, ended: float, rows: Sequence[Row], outcomes: Sequence[Outcome | None]) -> None:
+    def note_pass(
+        self, started: float, ended: float, rows: Sequence[Row], outcomes: Sequence[VerificationResult | None]
+    ) -> None:
         held = 0.0 if self._held_since is None else started - self._held_since
         self._held_since = None
         decided = [(row, outcome) for row, outcome in zip(rows, outcomes, strict=True) if outcome is not None]
@@ -183,13 +192,11 @@ class ProbedTarget(_Probed[TargetMessage, VerdictBatch], TargetActor):
             )
         )
 
-    def _work(self) -> dict[str, VerdictBatch]:
+    def _work(self) -> dict[str, VerificationBatch]:
         results = super()._work()
         if self._notes.passes:
             self._notes.passes[-1].marks = [
-                (batch.verdicts[0].sequence, batch.verdicts[0].position, 0)
-                for batch in results.values()
-                if batch.verdicts
+                (batch.results[0].sequence, batch.results[0].position, 0) for batch in results.values() if batch.results
             ]
         return results
 
@@ -231,8 +238,8 @@ class ProbedDraft(_Probed[DraftMessage, ProposalBatch], DraftActor):
         recorder: Recorder,
         link_delay_ms: float = 0.0,
     ) -> None:
-        self._take_notes_for(name, link_delay_ms)
         super().__init__(name, lambda: _ProbedDraftModel(make_model(), self), settings, recorder)
+        self._take_notes_for(name, link_delay_ms)
 
     def _mark(self, message: DraftMessage) -> Mark | None:
         return (message.sequence, message.position, 0) if isinstance(message, CommitUpdate) else None

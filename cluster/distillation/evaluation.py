@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from actors.algorithms.types import Outcome
 from actors.engines.protocol import DraftModel, Expand, Proposal, Ranked, Row, TargetModel
 from actors.engines.transformers.causal_lm import CausalLM
 from actors.engines.transformers.draft import TransformersDraft
 from actors.engines.transformers.slots import SlotRow
 from actors.engines.transformers.target import TransformersTarget
-from actors.messages import OpenSequence, Support
+from actors.messages import OpenSequence, Support, VerificationResult
 from actors.settings import DraftSettings, Rule, SamplingSettings, TargetSettings, TreeSettings
 from cluster.distillation.prompts import Ids
 
@@ -235,7 +234,7 @@ def _new_tokens(answer: Ranked, done: int, lookahead: int) -> tuple[int, ...]:
     return answer.tokens[:1] if len(answer.path) == done < lookahead else ()
 
 
-def _checked(outcome: Outcome | None) -> Outcome:
+def _checked(outcome: VerificationResult | None) -> VerificationResult:
     assert outcome is not None  # every row asked for a decision
     if outcome.error is not None:
         raise outcome.error

@@ -14,14 +14,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from actors.algorithms.control.lookahead import LookaheadController
 from actors.algorithms.outcome_tree import Forest
 from actors.engines.emulated.engines import EmulatedDraft, EmulatedTarget
 from actors.engines.emulated.presets import DraftSpec, TargetSpec
 from actors.messages import CommitUpdate, Expansion, OpenSequence, ProposalBatch, prefix_key
 from actors.settings import DraftSettings, LookaheadSettings, SamplingSettings, Settings, TargetSettings, TreeSettings
-from actors.target.mailbox import Mailbox
-from actors.target.scheduler import PassReport, Scheduler
+from actors.target.pass_report import PassReport
+from actors.target.proposal_broker import ProposalBroker
+from actors.target.scheduler import Scheduler
 
 ENDLESS = 1 << 40
 WARM_UP = 0.1
@@ -127,9 +127,8 @@ class _Target:
             slots=len(openings), context=ENDLESS, lookahead=simulation.given.lookahead, queue=len(openings)
         )
         model = EmulatedTarget(simulation.given.target, settings, clock=self._clock, sleep=self._clock.sleep)
-        self._mailbox = Mailbox(model.card().vocabulary)
-        self._controller = LookaheadController(settings.lookahead, settings.rule)
-        self._scheduler = Scheduler(model, settings, self._mailbox, self._controller, self._clock)
+        self._broker = ProposalBroker(settings, model.card().vocabulary, self._clock)
+        self._scheduler = Scheduler(model, settings, self._broker, self._clock)
         self._running = False
         self._ready_at = 0.0
         self._wake = 0
@@ -137,8 +136,7 @@ class _Target:
             self._scheduler.open("simulation", opening)
 
     def offer(self, now: float, batch: ProposalBatch) -> None:
-        for sequence in self._mailbox.offer(batch):
-            self._controller.observe_offer(now, sequence)
+        self._broker.offer(batch)
         if not self._running:
             self.turn(now)
 
@@ -238,11 +236,9 @@ class _Simulation:
         if self.counts(now - report.seconds):
             self._count(report)
         commits: dict[int, list[CommitUpdate]] = {}
-        for ruling in report.rulings:
-            verdict = ruling.verdict
-            draft = self._draft_of[verdict.sequence]
-            commits.setdefault(draft, []).append(
-                CommitUpdate(verdict.sequence, verdict.position, verdict.tokens, verdict.declined)
+        for result in report:
+            commits.setdefault(self._draft_of[result.sequence], []).append(
+                CommitUpdate(result.sequence, result.position, result.tokens, result.declined)
             )
         if self.drafts:
             for draft, mail in commits.items():
@@ -270,13 +266,12 @@ class _Simulation:
         tally.passes += 1
         tally.busy += report.seconds
         tally.starved += report.starved
-        for ruling in report.rulings:
-            verdict = ruling.verdict
+        for result in report:
             tally.rows += 1
-            tally.committed += len(verdict.tokens)
-            tally.proposed += verdict.proposed
-            tally.accepted += verdict.accepted
-            tally.tried += min(verdict.accepted + 1, verdict.proposed)
+            tally.committed += len(result.tokens)
+            tally.proposed += result.proposed
+            tally.accepted += result.accepted
+            tally.tried += min(result.accepted + 1, result.proposed)
 
     def run(self) -> SimulationResult:
         given, tally = self.given, self.tally

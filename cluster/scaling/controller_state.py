@@ -7,6 +7,7 @@ import re
 import threading
 
 from actors import telemetry
+from cluster.config.serve_names import TIER_DEPLOYMENTS
 from cluster.observability.ray_recorder import RayRecorder
 from cluster.scaling.policies import TargetLoad
 
@@ -16,7 +17,7 @@ _lock = threading.Lock()
 _targets: dict[str, list[TargetLoad]] = {}
 _last: dict[tuple[str, str], tuple[int, str]] = {}
 _recorders: dict[tuple[str, str], RayRecorder] = {}
-TIERS = {"TargetTier": "target", "DraftTier": "draft"}
+TIERS = {deployment: tier for tier, deployment in TIER_DEPLOYMENTS.items()}
 """Deployments by name, and how metrics call them."""
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.errors import ConfigError
+from deployments.client.address import DEFAULT_URL
 
 if TYPE_CHECKING:
     from cluster.distillation.evaluation import Acceptance
@@ -24,7 +25,7 @@ def acceptance(
     draft: Annotated[str | None, typer.Argument(help="The draft's model.", show_default=False)] = None,
     url: Annotated[
         str, typer.Option(help="Without models: the server whose draft is measured.", envvar="OUTRIDER_URL")
-    ] = "http://127.0.0.1:8000",
+    ] = DEFAULT_URL,
     key: Annotated[str | None, typer.Option(help="API key.", envvar="OUTRIDER_API_KEY")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 64,
     temperature: Annotated[float, typer.Option(min=0, max=10)] = 1.0,

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from deployments.cli.options import DEFAULT_URL, AsJson, Key, Url, client_of
+from deployments.cli.options import AsJson, Key, Url, client_of
+from deployments.client.address import DEFAULT_URL
 
 EXAMPLES = (
     "Examples:\n\n"

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.errors import UnavailableError
-from deployments.cli.options import DEFAULT_URL, Url
+from deployments.cli.options import Url
+from deployments.client.address import DEFAULT_URL
 
 if TYPE_CHECKING:
     import httpx

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from actors.errors import ConfigError, OutriderError, PromptError
+from deployments.client.address import DEFAULT_URL
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 MIN_OWN_PROMPTS = 10
 """However little time there is."""
 

@@ -17,7 +17,8 @@ from typing import Annotated, Any
 import typer
 
 from actors.errors import ConfigError, OutriderError, RequestError
-from deployments.cli.options import DEFAULT_URL, AsJson, Key, Url, client_of
+from deployments.cli.options import AsJson, Key, Url, client_of
+from deployments.client.address import DEFAULT_URL
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -9,7 +9,6 @@ import typer
 if TYPE_CHECKING:
     from deployments.client.client import Client
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 
 Url = Annotated[str, typer.Option(help="The server.", envvar="OUTRIDER_URL")]
 Key = Annotated[str | None, typer.Option(help="API key, if the server asks for one.", envvar="OUTRIDER_API_KEY")]

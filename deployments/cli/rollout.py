@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.errors import ConfigError
+from cluster.config.serve_names import DRAFT_TIER
 from deployments.cli.options import AsJson
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def rollout(
             for line in table(verdict):
                 typer.echo(line)
         if verdict.kept and served.is_declared:
-            told = json.dumps({"name": "DraftTier", "user_config": choice.model_dump(mode="json")})
+            told = json.dumps({"name": DRAFT_TIER, "user_config": choice.model_dump(mode="json")})
             typer.echo(f"Put this under `deployments` of the file that you deploy: {told}")
     raise typer.Exit(0 if verdict.kept else 1)
 

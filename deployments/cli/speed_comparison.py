@@ -9,6 +9,7 @@ from typing import Any
 
 from actors.messages import Delta, Usage
 from actors.text.answer_comparison import Comparison, Reference
+from cluster.observability.quantiles import quantile
 
 
 @dataclass(slots=True)
@@ -35,11 +36,11 @@ class Summary:
     @property
     def first_token_s(self) -> float:
         """Median time to first token."""
-        return quantile([answer.first for answer in self.answers], 0.5)
+        return quantile([answer.first for answer in self.answers], 0.5, empty=0.0)
 
     def gap_s(self, q: float) -> float:
         """Quantile of the inter-token latency over all tokens."""
-        return quantile([gap for answer in self.answers for gap in answer.gaps], q)
+        return quantile([gap for answer in self.answers for gap in answer.gaps], q, empty=0.0)
 
     @property
     def tokens_per_s(self) -> float:
@@ -80,11 +81,3 @@ def compare(reference: Sequence[Timing], other: Sequence[Timing]) -> Comparison:
     for number, (a, b) in enumerate(zip(reference, other, strict=True), 1):
         found.add(f"answer {number}", Reference(a.tokens, a.margins), b.tokens)
     return found
-
-
-def quantile(values: Sequence[float], q: float) -> float:
-    """The value below which a share `q` lies (nearest rank); 0 for none."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]

@@ -20,6 +20,8 @@ from typing import Any, Literal, Self, TypeVar
 
 from actors.errors import ConfigError, InvalidSettingError, OutriderError, OverloadedError, UnavailableError
 from actors.messages import Delta, GenerationRequest
+from cluster.config.serve_names import ORCHESTRATOR
+from deployments.client.address import DEFAULT_URL
 from deployments.client.http_service import HttpService, check_ray_address
 from deployments.client.journal import Journal, digest
 from deployments.client.progress import Progress, progress_for
@@ -27,7 +29,6 @@ from deployments.client.request_builder import Prompt, asked_of, named, request_
 from deployments.client.results import Result
 from deployments.ingress.service import Answering, Service
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 LONGEST_PAUSE_S = 20.0
 T = TypeVar("T")
 
@@ -272,4 +273,4 @@ def _through_ray(address: str, application: str) -> Service:
             raise ConfigError(f"cannot reach the Ray cluster at {address}: {error}") from error
     if application not in serve.status().applications:
         raise ConfigError(f"no application {application!r} is running on the Ray cluster at {address}")
-    return RemoteService(serve.get_deployment_handle("Orchestrator", application))
+    return RemoteService(serve.get_deployment_handle(ORCHESTRATOR, application))

@@ -170,7 +170,9 @@ class RemoteService:
         def ask() -> Call[Delta]:
             number = next(calls)
             name = request.id if number == 0 else f"{request.id}~{number}"
-            return Call(self._generate.remote(replace(request, id=name, committed=tuple(delivered))))
+            elapsed_s = request.elapsed_s + time.monotonic() - began if number else request.elapsed_s
+            resumed = replace(request, id=name, committed=tuple(delivered), elapsed_s=elapsed_s)
+            return Call(self._generate.remote(resumed))
 
         for move in range(MOST_MOVES + 1):
             call, ended = None, False

@@ -13,8 +13,7 @@ from typing import Any
 
 from actors.errors import ConfigError, UnavailableError
 from cluster.config.deployment import DeploymentConfig, DraftChoice
-
-DRAFT_TIER = "DraftTier"
+from cluster.config.serve_names import DRAFT_TIER, ORCHESTRATOR
 
 
 class ServedApplication:
@@ -29,7 +28,7 @@ class ServedApplication:
         self._name, self._limit_s = name, limit_s
         if name not in serve.status().applications:
             raise ConfigError(f"no application {name!r} is running on this Ray cluster")
-        self._handle = serve.get_deployment_handle("Orchestrator", name)
+        self._handle = serve.get_deployment_handle(ORCHESTRATOR, name)
         try:
             raw = self._handle.configuration.remote().result(timeout_s=60)
             self._version: str = self._handle.version.remote().result(timeout_s=60)

@@ -24,10 +24,13 @@ class NamedActors:
 
     async def members(self) -> dict[str, Peer]:
         """Handles by name. The table is asked in a thread: it is a call to the cluster's control store."""
-        await asyncio.to_thread(self._look)
+        gone = await asyncio.to_thread(self._look)
+        for peer in gone:
+            peer.close()
         return dict(self._peers)
 
-    def _look(self) -> None:
+    def _look(self) -> list[Peer]:
+        """Bring the peers up to date; returns those that are no members any more."""
         import ray
         from ray.util import list_named_actors
 
@@ -36,10 +39,10 @@ class NamedActors:
             for actor in list_named_actors(all_namespaces=True)
             if actor["namespace"] == NAMESPACE and actor["name"].startswith(self._prefix)
         }
-        for name in self._peers.keys() - present:
-            del self._peers[name]
+        gone = [self._peers.pop(name) for name in self._peers.keys() - present]
         for name in present - self._peers.keys():
             try:
                 self._peers[name] = SocketPeer(RayPeer(ray.get_actor(name, namespace=NAMESPACE)))
             except ValueError:  # it died in between
                 continue
+        return gone

@@ -113,7 +113,7 @@ class TierReplica:
         name = f"{self._name}.{self._placed}"
         self._placed += 1
         self._ranks = self._place_ranks(name, group)
-        return (
+        placed = (
             ray.remote(concurrency_groups={"health": 2})(actor)
             .options(name=name, namespace=NAMESPACE, max_concurrency=1000, **options)
             .remote(
@@ -124,6 +124,8 @@ class TierReplica:
                 tracer=tracer_for(config.tracing, self._tier, name),
             )
         )
+        placed.start.remote()
+        return placed
 
     def _place_ranks(self, name: str, group: Any) -> list[Any]:
         """The actors of the tensor-parallel ranks after the first, each in a bundle of its own."""

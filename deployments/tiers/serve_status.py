@@ -6,9 +6,8 @@ import asyncio
 from typing import Any
 
 from cluster.config.deployment import DeploymentConfig
+from cluster.config.serve_names import TIER_DEPLOYMENTS
 from cluster.scaling.placement import Node, TierName, bundles, obstacle
-
-DEPLOYMENTS: dict[TierName, str] = {"target": "TargetTier", "draft": "DraftTier"}
 
 
 async def overview(application: str, config: DeploymentConfig) -> dict[TierName, dict[str, Any]]:
@@ -28,7 +27,7 @@ def look(application: str, config: DeploymentConfig) -> dict[TierName, dict[str,
     except Exception:  # the controller is restarting, or the application is being deleted
         return {}
     found: dict[TierName, dict[str, Any]] = {}
-    for tier, name in DEPLOYMENTS.items():
+    for tier, name in TIER_DEPLOYMENTS.items():
         if (deployment := deployments.get(name)) is None:
             continue
         states = {str(getattr(state, "value", state)): count for state, count in deployment.replica_states.items()}

@@ -64,6 +64,9 @@ class CuttablePeer:
                 await asyncio.sleep(3600)
             yield item
 
+    def close(self, link: str | None = None) -> None:
+        """There is nothing to give back."""
+
 
 class ChaosPeer:
     """Delays, reorders, drops and repeats mail to, and results of, a draft. Openings are only delayed."""
@@ -71,6 +74,7 @@ class ChaosPeer:
     def __init__(self, target: object, settings: ChaosSettings) -> None:
         self._peer = LocalPeer(target)
         self._settings = settings
+        self._mail: ChaosLink[Any] | None = None
         self.ended = False
         """Mail that is still under way is lost."""
 
@@ -78,8 +82,8 @@ class ChaosPeer:
         if method != "deliver":
             return await self._peer.call(method, *args)
         link, items = args
-        if not hasattr(self, "_mail"):
-            self._mail: ChaosLink[Any] = ChaosLink(self._deliver, self._settings)
+        if self._mail is None:
+            self._mail = ChaosLink(self._deliver, self._settings)
         for item in items:
             self._mail((link, item))
         return None
@@ -105,6 +109,9 @@ class ChaosPeer:
                 yield await arrived.get()
         finally:
             task.cancel()
+
+    def close(self, link: str | None = None) -> None:
+        """There is nothing to give back."""
 
 
 @dataclass
@@ -154,6 +161,8 @@ async def deployment(
         actors[f"target-{i}"] = TargetActor(f"target-{i}", target_model, tset, recorder)
     for i in range(drafts):
         actors[f"draft-{i}"] = DraftActor(f"draft-{i}", draft_model, dset, recorder)
+    for actor in actors.values():
+        actor.start()
     target_directory = StaticDirectory({n: wrap_target(a) for n, a in actors.items() if n.startswith("target")})
     draft_directory = StaticDirectory({n: wrap_draft(a) for n, a in actors.items() if n.startswith("draft")})
     vocabulary = tspec.language.vocabulary

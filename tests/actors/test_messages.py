@@ -7,9 +7,9 @@ import pickle
 import pytest
 
 from actors.errors import OverloadedError
-from actors.messages import Alternatives, CommitUpdate, Expansion, Support, Verdict
+from actors.messages import Alternatives, CommitUpdate, Expansion, Support, VerificationResult
 
-FULL = Verdict(
+FULL = VerificationResult(
     "s",
     position=7,
     tokens=(1, 2),
@@ -29,9 +29,9 @@ FULL = Verdict(
         Expansion(9, 3, (1,), (0.5,), Support((1, 2), (0.5, 0.5))),
         CommitUpdate("s", 3, (1, 2)),
         CommitUpdate("s", 3, (), declined=True),
-        Verdict("s", 3, (1,)),
-        Verdict("s", 3, (1,), 4, 1),
-        Verdict("s", 3, (1,), declined=True),
+        VerificationResult("s", 3, (1,)),
+        VerificationResult("s", 3, (1,), 4, 1),
+        VerificationResult("s", 3, (1,), declined=True),
         FULL,
     ],
 )
@@ -42,7 +42,7 @@ def test_a_message_comes_out_as_it_went_in(message: object, protocol: int) -> No
 
 def test_a_verdict_brings_its_error_along() -> None:
     found = pickle.loads(
-        pickle.dumps(Verdict("s", 3, (), finish="error", error=OverloadedError("all slots are taken")))
+        pickle.dumps(VerificationResult("s", 3, (), finish="error", error=OverloadedError("all slots are taken")))
     )
     assert isinstance(found.error, OverloadedError)
     assert str(found.error) == "all slots are taken"

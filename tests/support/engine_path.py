@@ -18,10 +18,10 @@ from toy_models import ToyModel
 
 from actors.algorithms import sampling
 from actors.algorithms.drafting import DraftRow, rank_children
-from actors.algorithms.types import Block, Outcome
+from actors.algorithms.types import Block
 from actors.algorithms.verification import verify_blocks
 from actors.engines.protocol import Expand, ModelCard, Ranked, Row
-from actors.messages import OpenSequence, prefix_key
+from actors.messages import OpenSequence, VerificationResult, prefix_key
 from actors.settings import LookaheadSettings, Rule, SamplingSettings, TargetSettings, TreeSettings
 
 
@@ -47,7 +47,7 @@ class ToyTarget:
     def attach(self, slot: int, opening: OpenSequence) -> None:
         self.openings[slot], self.outputs[slot] = opening, list(opening.committed)
 
-    def forward(self, rows: Sequence[Row]) -> list[Outcome | None]:
+    def forward(self, rows: Sequence[Row]) -> list[VerificationResult | None]:
         logits, blocks = [], []
         for row in rows:
             opening, output, drafts = self.openings[row.slot], self.outputs[row.slot], row.proposal.tokens
@@ -64,6 +64,7 @@ class ToyTarget:
                     drafts,
                     supports,
                     rule=self.rule,
+                    sequence=opening.sequence,
                 )
             )
         self.clock.now += 1 + self.slope * sum(len(row.tokens) for row in rows)

@@ -14,9 +14,17 @@ from dataclasses import dataclass, field
 from actors.algorithms.control.lookahead import LookaheadController, Phase
 from actors.algorithms.outcome_tree import Forest
 from actors.engines.protocol import DraftModel, TargetModel
-from actors.messages import Alternatives, Expansion, FinishReason, OpenSequence, ProposalBatch, Verdict, prefix_key
+from actors.messages import (
+    Alternatives,
+    Expansion,
+    FinishReason,
+    OpenSequence,
+    ProposalBatch,
+    VerificationResult,
+    prefix_key,
+)
 from actors.settings import LookaheadSettings, Rule, TargetSettings, TreeSettings
-from actors.target.mailbox import Mailbox
+from actors.target.proposal_broker import ProposalBroker
 from actors.target.scheduler import Scheduler
 
 
@@ -57,13 +65,13 @@ class Answer:
     phases: list[Phase] = field(default_factory=list)
     """Per token: what its pass was for."""
 
-    def add(self, verdict: Verdict, phase: Phase) -> None:
-        self.tested.extend(n < verdict.proposed for n in range(len(verdict.tokens)))
-        self.phases.extend(phase for _ in verdict.tokens)
-        self.tokens.extend(verdict.tokens)
-        self.margins.extend(verdict.margins)
-        self.alternatives.extend(verdict.alternatives)
-        self.finish, self.error = verdict.finish, verdict.error
+    def add(self, result: VerificationResult, phase: Phase) -> None:
+        self.tested.extend(n < result.proposed for n in range(len(result.tokens)))
+        self.phases.extend(phase for _ in result.tokens)
+        self.tokens.extend(result.tokens)
+        self.margins.extend(result.margins)
+        self.alternatives.extend(result.alternatives)
+        self.finish, self.error = result.finish, result.error
 
 
 @dataclass
@@ -91,14 +99,14 @@ class LossyPath:
 
     def run(self, openings: Sequence[OpenSequence]) -> dict[str, Answer]:
         """The answers by sequence, at most settings.slots at a time."""
-        self._mailbox = Mailbox(self.target.card().vocabulary)
-        self._forest = Forest(self.tree)
         controller = self.controller(self.settings.lookahead, self.settings.rule)
-        scheduler = Scheduler(self.target, self.settings, self._mailbox, controller, self.clock)
+        broker = ProposalBroker(self.settings, self.target.card().vocabulary, self.clock, controller)
+        self._forest = Forest(self.tree)
+        scheduler = Scheduler(self.target, self.settings, broker, self.clock)
         answers = {opening.sequence: Answer() for opening in openings}
-        self._lengths: dict[str, int] = {}
+        self._drafted: set[str] = set()
         offers: list[tuple[int, ProposalBatch]] = []
-        commits: list[tuple[int, Verdict]] = []
+        commits: list[tuple[int, VerificationResult]] = []
         todo, running = iter(openings), set[str]()
         for now in itertools.count():
             for opening in itertools.islice(todo, self.settings.slots - len(running)):
@@ -114,27 +122,26 @@ class LossyPath:
             offers = [(due, batch) for due, batch in offers if due > now]
             self.rng.shuffle(arrived)
             for batch in arrived:
-                self._mailbox.offer(batch)
+                broker.offer(batch)
             phase = controller.phase
-            for ruling in scheduler.step().rulings:
-                verdict = ruling.verdict
-                self._count(verdict)
-                answers[verdict.sequence].add(verdict, phase)
-                if verdict.finish is not None:
-                    running.discard(verdict.sequence)
-                    self._close_draft(verdict.sequence)
+            for result in scheduler.step():
+                self._count(result)
+                answers[result.sequence].add(result, phase)
+                if result.finish is not None:
+                    running.discard(result.sequence)
+                    self._close_draft(result.sequence)
                 else:
-                    commits.append((now + (self.rng.random() < self.trouble.late_commit), verdict))
-            for _, verdict in [commit for commit in commits if commit[0] <= now]:
-                self._commit(verdict)
+                    commits.append((now + (self.rng.random() < self.trouble.late_commit), result))
+            for _, result in [commit for commit in commits if commit[0] <= now]:
+                self._commit(result)
             commits = [commit for commit in commits if commit[0] > now]
         raise AssertionError
 
-    def _count(self, verdict: Verdict) -> None:
+    def _count(self, result: VerificationResult) -> None:
         self.passes += 1
-        self.proposed += verdict.proposed
-        self.accepted += verdict.accepted
-        self.lengths.add(verdict.proposed)
+        self.proposed += result.proposed
+        self.accepted += result.accepted
+        self.lengths.add(result.proposed)
 
     def _open_draft(self, opening: OpenSequence) -> None:
         if self.draft is None or not opening.sampling.speculation:
@@ -142,22 +149,23 @@ class LossyPath:
         tokens = [*opening.prompt, *opening.committed]
         self.draft.open(opening)
         self._forest.open(opening.sequence, prefix_key(tokens), len(tokens))
-        self._lengths[opening.sequence] = len(tokens)
+        self._drafted.add(opening.sequence)
 
     def _close_draft(self, name: str) -> None:
-        if self.draft is not None and self._lengths.pop(name, None) is not None:
+        if self.draft is not None and name in self._drafted:
+            self._drafted.discard(name)
             self._forest.close(name)
             self.draft.close(name)
 
-    def _commit(self, verdict: Verdict) -> None:
+    def _commit(self, result: VerificationResult) -> None:
         """As the draft actor does; a commit of a sequence that has ended meanwhile comes to nothing."""
-        length = self._lengths.get(verdict.sequence)
-        if self.draft is None or length is None or not verdict.tokens:
+        name = result.sequence
+        if self.draft is None or name not in self._drafted or not result.tokens:
             return
-        fresh = verdict.tokens[length - verdict.position :]
-        self._forest.commit(verdict.sequence, length, fresh)
-        self.draft.advance(verdict.sequence, fresh)
-        self._lengths[verdict.sequence] = length + len(fresh)
+        fresh = self._forest.commit(name, result.position, result.tokens)
+        assert isinstance(fresh, int)  # all commits arrive, in order
+        if fresh:
+            self.draft.advance(name, result.tokens[-fresh:])
 
     def _draft_step(self) -> dict[str, list[Expansion]]:
         asked = self._forest.frontier(self.tree.width)

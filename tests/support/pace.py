@@ -9,8 +9,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from actors.algorithms.types import Outcome
 from actors.engines.protocol import Expand, Ranked, Row
+from actors.messages import VerificationResult
 
 
 class Pace:
@@ -46,9 +46,9 @@ class PacedTarget:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def forward(self, rows: Sequence[Row]) -> list[Outcome | None]:
+    def forward(self, rows: Sequence[Row]) -> list[VerificationResult | None]:
         self._seen = self._pace.wait(self._seen)
-        found: list[Outcome | None] = self._model.forward(rows)
+        found: list[VerificationResult | None] = self._model.forward(rows)
         return found
 
 

@@ -14,10 +14,9 @@ from typing import Literal
 
 import httpx
 
-from actors.algorithms.types import Outcome
 from actors.draft.actor import DraftActor
 from actors.engines.protocol import DraftModel, Expand, ModelCard, Ranked, Row, TargetModel
-from actors.messages import Alternatives, OpenSequence
+from actors.messages import Alternatives, OpenSequence, VerificationResult
 from actors.orchestrator.admission import Admission
 from actors.orchestrator.orchestrator import Orchestrator
 from actors.orchestrator.replica_pool import StaticDirectory
@@ -55,10 +54,10 @@ class RiggedTarget:
     def attach(self, slot: int, opening: OpenSequence) -> None:
         self.slots[slot] = (opening, list(opening.committed))
 
-    def forward(self, rows: Sequence[Row]) -> list[Outcome | None]:
+    def forward(self, rows: Sequence[Row]) -> list[VerificationResult | None]:
         return [self._decide(row) if row.decide else None for row in rows]
 
-    def _decide(self, row: Row) -> Outcome:
+    def _decide(self, row: Row) -> VerificationResult:
         opening, output = self.slots[row.slot]
         tokens: list[int] = []
         for draft in [*row.proposal.tokens, None]:
@@ -68,7 +67,15 @@ class RiggedTarget:
                 break
         views = tuple(self._view(token, opening.sampling.logprobs) for token in tokens)
         margins = (1.0,) * len(tokens) if opening.sampling.margins else ()
-        return Outcome(tuple(tokens), len(tokens) - 1, views if opening.sampling.logprobs is not None else (), margins)
+        return VerificationResult(
+            opening.sequence,
+            len(opening.prompt) + len(output),
+            tuple(tokens),
+            len(row.proposal.tokens),
+            len(tokens) - 1,
+            alternatives=views if opening.sampling.logprobs is not None else (),
+            margins=margins,
+        )
 
     @staticmethod
     def _view(token: int, wanted: int | None) -> Alternatives:
@@ -183,6 +190,8 @@ async def stack(
         draft = DraftActor("d", guesser, draft_settings, recorder)
         actors.append(draft)
         drafts["d"] = LocalPeer(draft)
+    for actor in actors:
+        actor.start()
     orchestrator = Orchestrator(
         targets=StaticDirectory({"t": LocalPeer(target)}),
         drafts=StaticDirectory(dict(drafts)),

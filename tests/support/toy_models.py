@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from actors.algorithms.drafting import DraftRow, rank_children
-from actors.algorithms.types import Block, Outcome
+from actors.algorithms.types import Block
 from actors.algorithms.verification import Grammar, verify_blocks
-from actors.messages import Support, prefix_key
+from actors.messages import Support, VerificationResult, prefix_key
 from actors.settings import Rule, SamplingSettings
 
 
@@ -58,7 +58,7 @@ class Request:
         drafts: Sequence[int] = (),
         supports: Sequence[Support] = (),
         grammar: Grammar | None = None,
-    ) -> Outcome:
+    ) -> VerificationResult:
         prefix = [*self.prompt, *output]
         rows = torch.stack([self.model.logits([*prefix, *drafts[:i]]) for i in range(len(drafts) + 1)])
         block = Block(
@@ -67,10 +67,10 @@ class Request:
         return verify_blocks(rows, [block], None if grammar is None else [grammar])[0]
 
 
-def plain(request: Request, count: int) -> list[Outcome]:
+def plain(request: Request, count: int) -> list[VerificationResult]:
     """One outcome per token, up to `count` or the first error."""
     output: list[int] = []
-    outcomes: list[Outcome] = []
+    outcomes: list[VerificationResult] = []
     while len(output) < count:
         outcomes.append(request.verify(output))
         if outcomes[-1].error is not None:
@@ -79,10 +79,12 @@ def plain(request: Request, count: int) -> list[Outcome]:
     return outcomes
 
 
-def speculated(request: Request, count: int, draft: Draft, rng: random.Random, most: int = 5) -> list[Outcome]:
+def speculated(
+    request: Request, count: int, draft: Draft, rng: random.Random, most: int = 5
+) -> list[VerificationResult]:
     """Outcomes of passes with random lookahead until `count` tokens are there, or an error."""
     output: list[int] = []
-    outcomes: list[Outcome] = []
+    outcomes: list[VerificationResult] = []
     while len(output) < count:
         drafts, supports = draft(request.prompt, output, rng.randrange(most + 1))
         outcomes.append(request.verify(output, drafts, supports))
@@ -92,7 +94,7 @@ def speculated(request: Request, count: int, draft: Draft, rng: random.Random, m
     return outcomes
 
 
-def tokens_of(outcomes: Sequence[Outcome]) -> list[int]:
+def tokens_of(outcomes: Sequence[VerificationResult]) -> list[int]:
     return [token for outcome in outcomes for token in outcome.tokens]
 
 

@@ -12,13 +12,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from actors.algorithms.types import Outcome
 from actors.engines.emulated.language import Language, draw_key, ranked_tokens, token_at, uniform
 from actors.engines.emulated.presets import DraftSpec, TargetSpec
 from actors.engines.emulated.timing import Faults, Pacer
 from actors.engines.protocol import Expand, ModelCard, Ranked, Row
 from actors.errors import EngineError, InvalidSettingError, OverloadedError
-from actors.messages import Alternatives, OpenSequence, extend_key, prefix_key
+from actors.messages import Alternatives, OpenSequence, VerificationResult, extend_key, prefix_key
 from actors.settings import DraftSettings, TargetSettings
 
 _LOGPROB = 0x6A09E667F3BCC908
@@ -81,20 +80,20 @@ class EmulatedTarget:
         committed = [*opening.prompt, *opening.committed]
         self._slots[slot] = _Slot(opening, committed, prefix_key(committed))
 
-    def forward(self, rows: Sequence[Row]) -> list[Outcome | None]:
+    def forward(self, rows: Sequence[Row]) -> list[VerificationResult | None]:
         """Take the time of one pass. Raises EngineError for rows that a KV cache could not serve, and on faults."""
         started = self._pacer.begin(self.spec.pass_ms / 1e3)
         factor = self.faults.begin_pass()
         self.passes += 1
-        outcomes = [self._run(row) for row in rows]
+        results = [self._run(row) for row in rows]
         decided = sum(1 + len(row.proposal.tokens) for row in rows if row.decide)
         prompt = sum(len(row.tokens) for row in rows) - decided
         spec = self.spec
         milliseconds = spec.pass_ms + spec.token_ms * decided + spec.prompt_token_ms * prompt
         self._pacer.finish(started, factor * milliseconds / 1e3)
-        return outcomes
+        return results
 
-    def _run(self, row: Row) -> Outcome | None:
+    def _run(self, row: Row) -> VerificationResult | None:
         slot = self._slots.get(row.slot)
         if slot is None:
             raise EngineError(f"slot {row.slot} holds no sequence")
@@ -113,7 +112,7 @@ class EmulatedTarget:
             raise EngineError(f"slot {row.slot}: asked to decide at {end}, {len(slot.committed)} are committed")
         return self._decide(slot, drafts)
 
-    def _decide(self, slot: _Slot, drafts: Sequence[int]) -> Outcome:
+    def _decide(self, slot: _Slot, drafts: Sequence[int]) -> VerificationResult:
         opening, key, position = slot.opening, slot.key, len(slot.committed)
         sampling = opening.sampling
         tokens: list[int] = []
@@ -130,7 +129,15 @@ class EmulatedTarget:
             key = extend_key(key, token)
         slot.cached = position + accepted
         margins = (1.0,) * len(tokens) if sampling.margins else ()
-        return Outcome(tuple(tokens), accepted, tuple(views), margins)
+        return VerificationResult(
+            opening.sequence,
+            position,
+            tuple(tokens),
+            len(drafts),
+            accepted,
+            alternatives=tuple(views),
+            margins=margins,
+        )
 
     def _view(self, key: int, token: int, count: int) -> Alternatives:
         """Log-probabilities that add up and depend on the prefix alone; made up, as everything here is."""

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from actors.algorithms.grammar import GrammarMatcher
-from actors.algorithms.types import Block, Outcome
+from actors.algorithms.types import Block
 from actors.algorithms.verification import verify_blocks
 from actors.engines.opening_checks import check_opening
 from actors.engines.protocol import ModelCard, Row
 from actors.engines.transformers.causal_lm import CausalLM
 from actors.engines.transformers.slots import SlotRow
 from actors.errors import InvalidSettingError
-from actors.messages import OpenSequence
+from actors.messages import OpenSequence, VerificationResult
 from actors.settings import TargetSettings
 
 
@@ -72,8 +72,8 @@ class TransformersTarget:
         if opening.committed:
             self.record(slot, opening.committed)
 
-    def forward(self, rows: Sequence[Row]) -> list[Outcome | None]:
-        """Run one pass; one Outcome per row, None where row.decide is False."""
+    def forward(self, rows: Sequence[Row]) -> list[VerificationResult | None]:
+        """Run one pass; one result per row, None where row.decide is False."""
         keep: list[int] = []
         blocks: list[Block] = []
         last = 0
@@ -87,8 +87,8 @@ class TransformersTarget:
         if not blocks:
             return [None] * len(rows)
         grammars = [self._requests[row.slot].grammar for row in rows if row.decide]
-        outcomes = iter(verify_blocks(logits, blocks, grammars))
-        return [next(outcomes) if row.decide else None for row in rows]
+        results = iter(verify_blocks(logits, blocks, grammars))
+        return [next(results) if row.decide else None for row in rows]
 
     def record(self, slot: int, tokens: Sequence[int]) -> None:
         """`tokens` were committed in `slot`."""
@@ -114,6 +114,7 @@ class TransformersTarget:
             supports=proposal.supports,
             rule=self._settings.rule,
             eos=self._model.eos,
+            sequence=opening.sequence,
         )
 
     def _read_grammar(self, opening: OpenSequence) -> GrammarMatcher | None:

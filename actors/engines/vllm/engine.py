@@ -17,27 +17,15 @@ import re
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from actors.engines.vllm.plan import VllmPlan, check_version, engine_arguments
 from actors.engines.vllm.requests import Request
-from actors.errors import ConfigError, EngineError
-from actors.messages import Alternatives
+from actors.errors import ConfigError, EngineError, InvalidSettingError, OutriderError
+from actors.messages import Alternatives, FinishReason, VerificationResult
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """What a sequence said in one or more passes; `finish` is vLLM's reason, `error` why it said nothing."""
-
-    sequence: str
-    tokens: tuple[int, ...] = ()
-    alternatives: tuple[Alternatives, ...] = ()
-    finish: str | None = None
-    error: Exception | None = None
 
 
 class VllmEngine:
@@ -49,7 +37,7 @@ class VllmEngine:
 
     def __init__(self, plan: VllmPlan, wake: Callable[[], None] = lambda: None) -> None:
         self._plan, self._wake = plan, wake
-        self._said: list[Said] = []
+        self._results: list[VerificationResult] = []
         self._lock = threading.Lock()
         self._news = threading.Event()
         self._flush_due = False
@@ -91,14 +79,17 @@ class VllmEngine:
         """Abort sequences; those that are not known are ignored."""
         self._loop.call_soon_threadsafe(self._abort, tuple(sequences))
 
-    def take(self) -> list[Said]:
-        """What was said since the last call. Raises EngineError when the engine died."""
+    def take(self) -> list[VerificationResult]:
+        """Tokens handed out since the last call, by the names of their requests.
+
+        Raises EngineError when the engine died.
+        """
         if self.failure is not None:
             raise EngineError(f"vLLM died: {self.failure}") from self.failure
         with self._lock:
-            said, self._said = self._said, []
+            results, self._results = self._results, []
             self._news.clear()
-        return said
+        return results
 
     @property
     def has_news(self) -> bool:
@@ -141,8 +132,11 @@ class VllmEngine:
         try:
             params = SamplingParams(**request.params, output_kind=RequestOutputKind.DELTA)
             stream = self._llm.generate({"prompt_token_ids": list(request.tokens)}, params, request.name)
+            position = len(request.tokens)
             async for output in stream:
-                self._put(_said(request, output.outputs[0]))
+                result = _result(request, position, output.outputs[0])
+                position += len(result.tokens)
+                self._put(result)
         except asyncio.CancelledError:
             raise
         except EngineDeadError as error:
@@ -150,15 +144,16 @@ class VllmEngine:
             self._news.set()
             self._wake()
         except Exception as error:  # refused by vLLM: its own message says what and why
-            self._put(Said(request.name, error=error))
+            refusal = error if isinstance(error, OutriderError) else InvalidSettingError(str(error))
+            self._put(VerificationResult(request.name, len(request.tokens), (), finish="error", error=refusal))
         finally:
             if self._tasks.get(request.name) is asyncio.current_task():
                 del self._tasks[request.name]
 
-    def _put(self, said: Said) -> None:
-        """Everything that one pass said goes out together: the tasks of a pass all run in one turn of the loop."""
+    def _put(self, result: VerificationResult) -> None:
+        """Everything that one pass decided goes out together: the tasks of a pass all run in one turn of the loop."""
         with self._lock:
-            self._said.append(said)
+            self._results.append(result)
         if not self._flush_due:
             self._flush_due = True
             self._loop.call_soon(self._flush)
@@ -184,13 +179,20 @@ class VllmEngine:
             self._loop.close()
 
 
-def _said(request: Request, output: Any) -> Said:
+def _result(request: Request, position: int, output: Any) -> VerificationResult:
+    """What vLLM hands out at once, of one pass or several: which tokens were drafts it does not know."""
     tokens = tuple(output.token_ids)
     wanted = request.params["logprobs"]
-    found: tuple[Alternatives, ...] = ()
+    views: tuple[Alternatives, ...] = ()
     if wanted is not None and output.logprobs:
-        found = tuple(_alternatives(line, token, wanted) for line, token in zip(output.logprobs, tokens, strict=False))
-    return Said(request.name, tokens, found, output.finish_reason)
+        views = tuple(_alternatives(line, token, wanted) for line, token in zip(output.logprobs, tokens, strict=False))
+    return VerificationResult(request.name, position, tokens, finish=_finish(output.finish_reason), alternatives=views)
+
+
+def _finish(reason: str | None) -> FinishReason | None:
+    if reason is None:
+        return None
+    return "stop" if reason == "stop" else "length" if reason == "length" else "error"
 
 
 def _alternatives(line: dict[int, Any], token: int, count: int) -> Alternatives:

@@ -34,13 +34,14 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.outputs import DraftTokenIds, LogprobsTensors, ModelRunnerOutput, SamplerOutput
 
 from actors.algorithms.grammar import GrammarCompiler, GrammarMatcher
-from actors.algorithms.types import Block, Outcome
+from actors.algorithms.types import Block
 from actors.algorithms.verification import verify_blocks
 from actors.engines.protocol import Proposal
-from actors.engines.vllm.ipc import Decided, ProposalClient
+from actors.engines.vllm.ipc import ProposalClient
 from actors.engines.vllm.requests import PAYLOAD, Facts, facts
 from actors.engines.vllm.worker_config import WorkerConfig
 from actors.errors import EngineError, OutriderError
+from actors.messages import VerificationResult
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as PlatformWorker
@@ -76,7 +77,7 @@ class _Pass:
 
     began: float = 0.0
     tokens: int = 0
-    decided: list[Decided] = field(default_factory=list)
+    results: list[VerificationResult] = field(default_factory=list)
     continuing: dict[str, str] = field(default_factory=dict)
     """Sequences, by vLLM's id, that will be in the next pass with a token to decide."""
 
@@ -126,10 +127,15 @@ class Decider:
                     deciding.append((i, name, request))
             row, first = row + count + 1, first + count
         kept = logits if len(rows) == logits.shape[0] else logits[rows]
-        outcomes = verify_blocks(kept, blocks, [request.grammar for _, _, request in deciding]) if blocks else []
-        self._book(deciding, blocks, outcomes)
+        results = verify_blocks(kept, blocks, [request.grammar for _, _, request in deciding]) if blocks else []
         places = [i for i, _, _ in deciding]
-        return _sampler_output(len(ids), places, outcomes, max(counts) + 1, logits.device)
+        output = _sampler_output(len(ids), places, results, max(counts) + 1, logits.device)
+        for (_, name, _), result in zip(deciding, results, strict=True):
+            result.alternatives = ()  # vLLM hands them out with the tokens
+            self._pass.results.append(result)
+            if result.error is None:
+                self._pass.continuing[name] = result.sequence
+        return output
 
     def _payload(self, name: str) -> bool:
         parameters = self._runner.requests[name].sampling_params
@@ -154,7 +160,7 @@ class Decider:
         known = facts(state.sampling_params.extra_args)
         if known is not None:
             position = len(state.prompt_token_ids) + len(state.output_token_ids)
-            self._pass.decided.append(Decided(known.sequence, position, (), error=error))
+            self._pass.results.append(VerificationResult(known.sequence, position, (), error=error))
 
     def _grammar(self, known: Facts) -> GrammarMatcher | None:
         text, brief = known.sampling.grammar, self._brief
@@ -185,24 +191,8 @@ class Decider:
             supports=proposal.supports[: len(drafts)] if ours else (),
             rule=self._brief.rule,
             eos=self._brief.eos,
+            sequence=request.facts.sequence,
         )
-
-    def _book(self, deciding: list[tuple[int, str, _Request]], blocks: list[Block], outcomes: list[Outcome]) -> None:
-        for (_, name, request), block, outcome in zip(deciding, blocks, outcomes, strict=True):
-            sequence = request.facts.sequence
-            self._pass.decided.append(
-                Decided(
-                    sequence,
-                    block.position,
-                    outcome.tokens,
-                    len(block.drafts),
-                    outcome.accepted,
-                    outcome.margins,
-                    outcome.error,
-                )
-            )
-            if outcome.error is None:
-                self._pass.continuing[name] = sequence
 
     # -- proposing -----------------------------------------------------------------------------------------------
 
@@ -212,10 +202,10 @@ class Decider:
         proposals: dict[str, Proposal] = {}
         if self._client is not None:
             proposals = self._client.exchange(
-                ended.decided,
+                ended.results,
                 tuple(ended.continuing.values()),
                 tokens=ended.tokens,
-                rows=len(ended.decided),
+                rows=len(ended.results),
                 seconds=time.perf_counter() - ended.began,
                 patient=self._any_new(ended),
             )
@@ -253,29 +243,29 @@ class Decider:
 
 
 def _sampler_output(
-    size: int, places: list[int], outcomes: list[Outcome], width: int, device: torch.device
+    size: int, places: list[int], results: list[VerificationResult], width: int, device: torch.device
 ) -> SamplerOutput:
-    """Outcomes as vLLM takes them: int32 [size, width], -1 for no token, with log-probabilities where asked for."""
+    """Results as vLLM takes them: int32 [size, width], -1 for no token, with log-probabilities where asked for."""
     width = max(width, 2)  # a single column is taken as it is, and could not say that there is no token
     lines = [[-1] * width for _ in range(size)]
-    for i, outcome in zip(places, outcomes, strict=True):
-        if outcome.error is None:
-            lines[i][: len(outcome.tokens)] = outcome.tokens
+    for i, result in zip(places, results, strict=True):
+        if result.error is None:
+            lines[i][: len(result.tokens)] = result.tokens
     sampled = torch.tensor(lines, dtype=torch.int32)
-    return SamplerOutput(sampled.to(device), _logprobs(size, places, outcomes, width, device))
+    return SamplerOutput(sampled.to(device), _logprobs(size, places, results, width, device))
 
 
 def _logprobs(
-    size: int, places: list[int], outcomes: list[Outcome], width: int, device: torch.device
+    size: int, places: list[int], results: list[VerificationResult], width: int, device: torch.device
 ) -> LogprobsTensors | None:
     """[size * width, most + 1]: the chosen token first, then the best ones."""
-    most = max((len(a.top) for outcome in outcomes for a in outcome.alternatives), default=-1)
+    most = max((len(a.top) for result in results for a in result.alternatives), default=-1)
     if most < 0:
         return None
     tokens = torch.zeros(size * width, most + 1, dtype=torch.int32)
     values = torch.full((size * width, most + 1), -torch.inf)
-    for i, outcome in zip(places, outcomes, strict=True):
-        for n, (token, found) in enumerate(zip(outcome.tokens, outcome.alternatives, strict=False)):
+    for i, result in zip(places, results, strict=True):
+        for n, (token, found) in enumerate(zip(result.tokens, result.alternatives, strict=False)):
             line = [(token, found.logprob), *found.top]
             tokens[i * width + n, : len(line)] = torch.tensor([t for t, _ in line], dtype=torch.int32)
             values[i * width + n, : len(line)] = torch.tensor([v for _, v in line])

@@ -21,31 +21,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 from actors.engines.protocol import Proposal
-from actors.errors import OutriderError
+from actors.messages import VerificationResult
 
 logger = logging.getLogger(__name__)
 
 MOST_UNTOLD = 100_000
-"""Decisions that an engine keeps for a lost mailbox; older ones are dropped (they cost a report, never a token)."""
+"""Results that an engine keeps for a lost mailbox; older ones are dropped (they cost a report, never a token)."""
 _RETRY_S = 1.0
-
-
-class Decided(NamedTuple):
-    """What one pass decided for one sequence: `tokens` from absolute `position` on, of which `accepted` were drafts.
-
-    A tuple, because one of each sequence is pickled in every pass, which takes a data class several times as long.
-    """
-
-    sequence: str
-    position: int
-    tokens: tuple[int, ...]
-    proposed: int = 0
-    accepted: int = 0
-    margins: tuple[float, ...] = ()
-    error: OutriderError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +42,7 @@ class PassEnd:
     """
 
     number: int
-    decided: list[Decided]
+    results: list[VerificationResult]
     waiting: tuple[str, ...]
     tokens: int = 0
     rows: int = 0
@@ -75,6 +60,15 @@ class Answer:
     number: int
     proposals: dict[str, Proposal] = field(default_factory=dict)
     quiet: bool = False
+
+
+class PassAnswerer(Protocol):
+    """Who answers passes (target/pass_exchange.py)."""
+
+    @property
+    def longest_hold_s(self) -> float: ...
+
+    def answer(self, end: PassEnd) -> Answer: ...
 
 
 class ProposalServer:
@@ -158,9 +152,9 @@ class ProposalClient:
         self._connecting: threading.Thread | None = None
         self._tried_at = -_RETRY_S
         self._unanswered = 0
-        """Decisions told in a question that is not answered yet, and one; 0 when all are answered."""
+        """Results told in a question that is not answered yet, and one; 0 when all are answered."""
         self._quiet = False
-        self._untold: list[Decided] = []
+        self._untold: list[VerificationResult] = []
         self._number = 0
         self._overhead = 0.0
         self._reach()
@@ -174,7 +168,7 @@ class ProposalClient:
 
     def exchange(
         self,
-        decided: list[Decided],
+        results: list[VerificationResult],
         waiting: tuple[str, ...],
         *,
         tokens: int,
@@ -188,7 +182,7 @@ class ProposalClient:
         """
         began = self._clock()
         self._number += 1
-        self._untold.extend(decided)
+        self._untold.extend(results)
         del self._untold[:-MOST_UNTOLD]
         connection = self._connection
         if connection is None:

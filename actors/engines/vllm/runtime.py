@@ -11,13 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from actors.engines.vllm.engine import VllmEngine
-from actors.engines.vllm.ipc import Answer, PassEnd, ProposalServer
+from actors.engines.vllm.ipc import Answer, PassAnswerer, PassEnd, ProposalServer
 from actors.engines.vllm.plan import VllmPlan
 from actors.engines.vllm.startup_check import check
 from actors.engines.vllm.worker_config import WorkerConfig
 from actors.errors import ConfigError, EngineError
 from actors.settings import TargetSettings
-from actors.target.proposal_broker import ProposalBroker
 from actors.transport.socket import node_address
 
 logger = logging.getLogger(__name__)
@@ -49,7 +48,7 @@ class VllmModel:
 class VllmRuntime:
     """Starts vLLM's processes; `close` ends them.
 
-    broker: answers the exchange. wake: see VllmEngine. tokenizer: what vLLM's workers make grammars with, or None.
+    exchange: answers the passes. wake: see VllmEngine. tokenizer: what vLLM's workers make grammars with, or None.
     Raises ConfigError when vLLM cannot be started, or its internals have moved and the model does not prefer plain
     decoding to none; nothing is left running then.
     """
@@ -58,18 +57,18 @@ class VllmRuntime:
         self,
         model: VllmModel,
         settings: TargetSettings,
-        broker: ProposalBroker,
+        exchange: PassAnswerer,
         tokenizer: str | None,
         wake: Callable[[], None],
     ) -> None:
         self._model, self._settings, self._tokenizer = model, settings, tokenizer
-        self._answering = broker
-        self._exchange: ProposalServer | None = None
+        self._answering = exchange
+        self._server: ProposalServer | None = None
         self._engine: VllmEngine | None = None
         self.speculates = model.plan.lookahead is not None
         """False where vLLM decodes by itself: as planned, or because the start-up check failed."""
         try:
-            self._build(broker, wake)
+            self._build(exchange, wake)
         except BaseException:
             self.close()
             raise
@@ -88,17 +87,17 @@ class VllmRuntime:
     def close(self) -> None:
         """End the exchange and vLLM's processes."""
         self.lose_mailbox()
-        self._exchange = None
+        self._server = None
         if self._engine is not None:
             self._engine.close()
             self._engine = None
 
     def lose_mailbox(self) -> None:
         """Close the exchange alone: vLLM goes on without drafts."""
-        if self._exchange is not None:
-            self._exchange.close()
+        if self._server is not None:
+            self._server.close()
 
-    def _build(self, broker: ProposalBroker, wake: Callable[[], None]) -> None:
+    def _build(self, exchange: PassAnswerer, wake: Callable[[], None]) -> None:
         model = self._model
         self._engine = VllmEngine(model.plan, wake)
         size = int(self._engine.config.model_config.get_vocab_size())
@@ -107,7 +106,7 @@ class VllmRuntime:
         if not self.speculates:
             return
         try:
-            self._connect(self._engine, broker.longest_hold_s + GRACE_S)
+            self._connect(self._engine, exchange.longest_hold_s + GRACE_S)
             check(self._engine, self._answer_with, model, self._settings)
         except EngineError as error:
             if not model.plain_if_incompatible:
@@ -118,12 +117,12 @@ class VllmRuntime:
             self.close()
             self.speculates = False
             self._engine = VllmEngine(dataclasses.replace(model.plan, lookahead=None), wake)
-        self._answer_with(broker)
+        self._answer_with(exchange)
 
     def _connect(self, engine: VllmEngine, patience_s: float) -> None:
         model = self._model
         server = ProposalServer(self._answer, node_address() if model.spread else None)
-        self._exchange = server
+        self._server = server
         brief = WorkerConfig(
             address=server.address,
             secret=server.secret,
@@ -143,5 +142,5 @@ class VllmRuntime:
     def _answer(self, end: PassEnd) -> Answer:
         return self._answering.answer(end)
 
-    def _answer_with(self, broker: ProposalBroker) -> None:
-        self._answering = broker
+    def _answer_with(self, exchange: PassAnswerer) -> None:
+        self._answering = exchange

@@ -16,7 +16,7 @@ from actors.engines.vllm.requests import Request, plain_request, request
 from actors.errors import EngineError
 from actors.messages import Expansion, OpenSequence, ProposalBatch, prefix_key
 from actors.settings import LookaheadSettings, SamplingSettings, TargetSettings
-from actors.target.proposal_broker import ProposalBroker
+from actors.target.pass_exchange import PassExchange
 from actors.text.answer_comparison import Comparison, Reference
 
 if TYPE_CHECKING:
@@ -35,18 +35,18 @@ class _Trial:
 
 
 def check(
-    engine: VllmEngine, answer_with: Callable[[ProposalBroker], None], model: VllmModel, settings: TargetSettings
+    engine: VllmEngine, answer_with: Callable[[PassExchange], None], model: VllmModel, settings: TargetSettings
 ) -> None:
     """Raises EngineError, which says what differs, when vLLM's internals do not mean what they meant.
 
-    answer_with: lets another broker answer the exchange while the check runs.
+    answer_with: lets another exchange answer while the check runs.
     """
     lookahead = min(settings.lookahead.maximum, 4)
     fixed = LookaheadSettings(mode="fixed", maximum=lookahead, wait="never")
     trials = _Trials(
-        engine, ProposalBroker(settings.model_copy(update={"lookahead": fixed}), model.vocabulary, time.monotonic)
+        engine, PassExchange(settings.model_copy(update={"lookahead": fixed}), model.vocabulary, time.monotonic)
     )
-    answer_with(trials.broker)
+    answer_with(trials.exchange)
     count = min(COUNT, settings.context - 4)
     prompt = tuple(t % model.vocabulary for t in (11, 7, 5, 3))[: max(settings.context - count, 1)]
     greedy = SamplingSettings(temperature=0.0, max_tokens=count, ignore_eos=True, margins=True)
@@ -95,24 +95,24 @@ def _same(what: str, plain: _Trial, tokens: Sequence[int], tolerance: float) -> 
 class _Trials:
     """Runs one sequence after another, with the drafts that are handed in."""
 
-    def __init__(self, engine: VllmEngine, broker: ProposalBroker) -> None:
-        self._engine, self.broker = engine, broker
+    def __init__(self, engine: VllmEngine, exchange: PassExchange) -> None:
+        self._engine, self.exchange = engine, exchange
 
     def ours(
         self, name: str, prompt: tuple[int, ...], sampling: SamplingSettings, drafts: Sequence[Expansion] = ()
     ) -> _Trial:
         """Decided by our sampler."""
         opening = OpenSequence(f"check-{name}", prompt, sampling, seed=1)
-        self.broker.open(opening)
-        self.broker.offer(ProposalBatch("check", {opening.sequence: list(drafts)}))
+        self.exchange.open(opening)
+        self.exchange.offer(ProposalBatch("check", {opening.sequence: list(drafts)}))
         tokens = self._run(request(opening, (), len(prompt) + COUNT))
         margins: list[float] = []
         proposed = accepted = 0
-        while (ruled := self.broker.ruling(opening.sequence, len(prompt) + len(margins))) is not None:
-            margins.extend(ruled.decided.margins)
-            proposed += ruled.decided.proposed
-            accepted += ruled.decided.accepted
-        self.broker.close(opening.sequence)
+        while (report := self.exchange.report(opening.sequence, len(prompt) + len(margins))) is not None:
+            margins.extend(report.margins)
+            proposed += report.proposed
+            accepted += report.accepted
+        self.exchange.close(opening.sequence)
         return _Trial(tokens, tuple(margins[: len(tokens)]), proposed, accepted)
 
     def vllms(self, name: str, prompt: tuple[int, ...], sampling: SamplingSettings) -> tuple[int, ...]:
@@ -126,11 +126,11 @@ class _Trials:
         deadline = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline:
             self._engine.wait(1.0)
-            for said in self._engine.take():
-                if said.error is not None:
-                    raise EngineError(f"vLLM refuses what it took before: {said.error}") from said.error
-                tokens.extend(said.tokens)
-                if said.finish is not None:
+            for result in self._engine.take():
+                if result.error is not None:
+                    raise EngineError(f"vLLM refuses what it took before: {result.error}") from result.error
+                tokens.extend(result.tokens)
+                if result.finish is not None:
                     return tuple(tokens)
         self._engine.end([asked.name])
         raise EngineError(f"vLLM did not finish {asked.name} within {LIMIT_S:.0f} s")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from dataclasses import replace
 
 import pytest
 
@@ -10,11 +12,13 @@ from actors import telemetry
 from actors.engines.emulated.engines import EmulatedTarget
 from actors.engines.emulated.language import expected_tokens
 from actors.engines.emulated.presets import TargetSpec
-from actors.errors import EngineError
+from actors.errors import DeadlineError, EngineError
 from actors.messages import OpenSequence
 from actors.replica import replica
 from actors.settings import OrchestratorSettings, SamplingSettings, TargetSettings
-from actors.transport.links import LinkTable
+from actors.target.actor import TargetActor
+from actors.telemetry import MemoryRecorder
+from actors.transport.links import LinkTable, LocalPeer
 
 LANGUAGE = TargetSpec().language
 QUICK = OrchestratorSettings(discovery_period_s=0.02, stall_timeout_s=1.0)
@@ -152,3 +156,81 @@ async def test_a_replica_whose_orchestrator_is_silent_gives_everything_back(star
         await until(lambda: not actor._holding())
         with pytest.raises(EngineError, match="ended the link"):
             await actor.pulse("gone")
+
+
+class SkippingPeer(LocalPeer):
+    """Loses what the target committed for one sequence past a position, once."""
+
+    def __init__(self, target: object, sequence: str) -> None:
+        super().__init__(target)
+        self.sequence, self.lost = sequence, False
+
+    async def stream(self, method: str, *args):
+        async for batches in super().stream(method, *args):
+            for batch in batches:
+                for result in list(batch.results):
+                    if result.sequence == self.sequence and result.position > 10 and not self.lost:
+                        self.lost = True
+                        batch.results.remove(result)
+            yield batches
+
+
+async def test_a_gap_in_one_sequence_ends_it_alone(start, request_for) -> None:
+    wanted = [request_for(f"r{i}", (i + 1,), max_tokens=80, speculation=False) for i in range(4)]
+    async with start(wrap_target=lambda it: SkippingPeer(it, "r0"), target_spec=SLOW, settings=PATIENT) as local:
+        await until(lambda: len(replicas(local, "target")) == 1 and len(replicas(local, "draft")) == 1)
+        answers = await asyncio.gather(*(local.tokens(request) for request in wanted), return_exceptions=True)
+        assert isinstance(answers[0], EngineError)
+        assert "committed are" in str(answers[0])
+        assert answers[1:] == [truth(request) for request in wanted[1:]]
+        assert local.recorder.total(telemetry.MOVES) == 0
+        assert local.recorder.total(telemetry.REQUESTS, outcome="error") == 1
+        await until(lambda: not any(actor._holding() for actor in local.actors.values()))
+
+
+async def test_what_nobody_expected_counts_as_an_error_and_leaving_does_not(start, request_for, monkeypatch) -> None:
+    async with start(settings=PATIENT) as local:
+        stream = local.orchestrator.generate(request_for("left", (1,), max_tokens=2000))
+        await anext(stream)
+        await stream.aclose()
+        assert local.recorder.total(telemetry.REQUESTS, outcome="cancelled") == 1
+
+        def broken(session, result):
+            raise ZeroDivisionError
+
+        monkeypatch.setattr("actors.orchestrator.session.Session.deliver", broken)
+        with pytest.raises(ZeroDivisionError):
+            await local.tokens(request_for("broken", (2,)))
+        assert local.recorder.total(telemetry.REQUESTS, outcome="error") == 1
+        await until(lambda: not any(actor._holding() for actor in local.actors.values()))
+
+
+async def test_time_at_an_earlier_orchestrator_counts_towards_the_limit(start, request_for) -> None:
+    """Of 3600 s all were spent elsewhere; the error still names the whole limit."""
+    async with start(target_spec=SLOW, settings=PATIENT) as local:
+        request = replace(request_for("r", (1,), max_tokens=2000), timeout_s=3600.0, elapsed_s=3600.0)
+        with pytest.raises(DeadlineError, match="3600 s"):
+            await local.tokens(request)
+
+
+def test_a_replica_does_nothing_before_it_is_started() -> None:
+    threads = set(threading.enumerate())
+    made: list[bool] = []
+
+    def make() -> EmulatedTarget:
+        made.append(True)
+        return EmulatedTarget(SLOW, TargetSettings())
+
+    actor = TargetActor("t", make, TargetSettings(), MemoryRecorder())
+    assert set(threading.enumerate()) == threads
+    assert not made
+
+    async def run() -> None:
+        actor.start()
+        assert (await actor.card()).vocabulary == LANGUAGE.vocabulary
+        await actor.stop()
+
+    asyncio.run(run())
+    assert made == [True]
+    unstarted = TargetActor("u", make, TargetSettings(), MemoryRecorder())
+    asyncio.run(unstarted.stop())

@@ -16,12 +16,12 @@ import pytest
 from pace import Pace
 
 from actors import telemetry
-from actors.algorithms.types import Outcome
 from actors.engines.emulated.engines import EmulatedDraft, EmulatedTarget
 from actors.engines.emulated.language import expected_tokens
 from actors.engines.emulated.presets import DraftSpec, TargetSpec
 from actors.engines.protocol import Row
 from actors.errors import DeadlineError, OverloadedError, PromptTooLongError, UnavailableError
+from actors.messages import VerificationResult
 from actors.settings import DraftSettings, LookaheadSettings, OrchestratorSettings, TargetSettings, TreeSettings
 from benchmarks.support.chaos_link import ChaosSettings
 
@@ -69,7 +69,7 @@ async def settled(local) -> None:
 def held(actor) -> int:
     if hasattr(actor, "_owners"):
         return len(actor._owners) + len(actor._model._sessions)
-    return actor._scheduler.active + actor._scheduler.queued + len(actor._mailbox)
+    return actor._scheduler.active + actor._scheduler.queued + len(actor._broker.mailbox)
 
 
 @pytest.mark.parametrize("drafts", [0, 1, 2])
@@ -118,11 +118,11 @@ class HaltingTarget:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def forward(self, rows: Sequence[Row]) -> list[Outcome | None]:
+    def forward(self, rows: Sequence[Row]) -> list[VerificationResult | None]:
         if not self.halted.is_set() and self._due():
             self.halted.set()
             self.let_go.wait()
-        outcomes: list[Outcome | None] = self._model.forward(rows)
+        outcomes: list[VerificationResult | None] = self._model.forward(rows)
         return outcomes
 
 

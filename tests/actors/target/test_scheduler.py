@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from actors.algorithms.control.lookahead import LookaheadController
 from actors.engines.emulated.engines import EmulatedTarget
 from actors.engines.emulated.presets import TargetSpec
 from actors.messages import Expansion, OpenSequence, ProposalBatch, prefix_key
 from actors.settings import SamplingSettings, TargetSettings
-from actors.target.mailbox import Mailbox
+from actors.target.proposal_broker import ProposalBroker
 from actors.target.scheduler import Scheduler
 
 DECODING = 8
@@ -38,19 +37,17 @@ def started(confidence: float) -> Scheduler:
     spec = TargetSpec(pass_ms=1e3 * BASE_S, token_ms=1e3 * TOKEN_S, prompt_token_ms=1e3 * TOKEN_S)
     settings = TargetSettings(slots=2 * DECODING, context=1024)
     model = EmulatedTarget(spec, settings, clock=clock, sleep=clock.sleep)
-    mailbox = Mailbox(model.card().vocabulary)
-    controller = LookaheadController(settings.lookahead, settings.rule)
-    scheduler = Scheduler(model, settings, mailbox, controller, clock)
+    broker = ProposalBroker(settings, model.card().vocabulary, clock)
+    scheduler = Scheduler(model, settings, broker, clock)
     for i in range(DECODING):
         scheduler.open("owner", opening(f"s{i}", 1 + i))
-    rulings = scheduler.step().rulings
+    report = scheduler.step()
     for tokens in (8, 16, 40) * 10:
-        controller.observe_pass(tokens, DECODING, BASE_S + TOKEN_S * tokens)
-    for ruling in rulings:
-        verdict = ruling.verdict
-        prefix = (*range(verdict.position), *verdict.tokens)
+        broker.controller.observe_pass(tokens, DECODING, BASE_S + TOKEN_S * tokens)
+    for result in report:
+        prefix = (*range(result.position), *result.tokens)
         guess = Expansion(prefix_key(prefix), len(prefix), (5,), (confidence,))
-        mailbox.offer(ProposalBatch("draft", {verdict.sequence: [guess]}))
+        broker.offer(ProposalBatch("draft", {result.sequence: [guess]}))
     return scheduler
 
 
@@ -79,4 +76,4 @@ def test_a_prompt_of_one_chunk_is_decided_in_the_same_pass():
     scheduler.open("owner", opening("short", 100))
     report = scheduler.step()
     assert report.seconds == pytest.approx(0.334)
-    assert {ruling.verdict.sequence for ruling in report.rulings} >= {"short"}
+    assert {result.sequence for result in report} >= {"short"}

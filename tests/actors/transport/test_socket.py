@@ -52,6 +52,9 @@ class Behind:
     async def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
         yield f"{method} by stream"
 
+    def close(self, link: str | None = None) -> None:
+        """There is nothing to give back."""
+
 
 @pytest.fixture
 async def pair() -> AsyncIterator[tuple[Replica, SocketServer, SocketPeer, Behind]]:
@@ -166,3 +169,16 @@ async def test_a_wire_that_ends_is_told_to_the_replica(pair: Pair) -> None:
     await replica.arrived.wait()
     peer.close()
     assert await replica.left.get() == "a"
+
+
+async def test_hanging_up_one_link_leaves_the_others(pair: Pair) -> None:
+    replica, _, peer, _ = pair
+    await peer.call("deliver", "a", [1])
+    await peer.call("deliver", "b", [2])
+    peer.close("a")
+    assert await replica.left.get() == "a"
+    peer.close("never begun")
+    await peer.call("deliver", "b", [3])
+    while ("b", [3]) not in replica.taken:
+        replica.arrived.clear()
+        await replica.arrived.wait()

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from actors.engines.protocol import ModelCard
 from actors.errors import ConfigError, ModelMismatchError
-from actors.orchestrator.routing import mismatch
+from actors.orchestrator.draft_routing import mismatch
 from actors.text.emulated_codec import EmulatedCodec
 from cluster.config.deployment import DeploymentConfig, load_config
 from cluster.models.factory import draft_model, pin, prepare, text_facts

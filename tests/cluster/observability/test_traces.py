@@ -60,6 +60,8 @@ async def serve(spans: InMemorySpanExporter, request: GenerationRequest, deltas:
         MemoryRecorder(),
         tracer=OtelTracer(ON, "draft", "d0", processor),
     )
+    target.start()
+    draft.start()
     orchestrator = Orchestrator(
         targets=StaticDirectory({"t0": LocalPeer(target)}),
         drafts=StaticDirectory({"d0": LocalPeer(draft)}),

@@ -7,11 +7,11 @@ from dataclasses import fields
 
 import pytest
 
-from actors.messages import Verdict
+from actors.messages import VerificationResult
 from actors.replica.busy import BusyShare
 from actors.replica.pass_metrics import PassMetrics
 from actors.settings import TargetSettings
-from actors.target.scheduler import PassReport, Ruling
+from actors.target.pass_report import PassReport
 from actors.telemetry import MemoryRecorder
 from cluster.scaling.policies import TargetLoad
 
@@ -26,9 +26,9 @@ def test_residence_is_time_in_passes_over_sequences_that_ended() -> None:
     accounts = PassMetrics(MemoryRecorder(), TargetSettings(slots=4, context=1024))
     assert accounts.load(Held())["residence_s"] == 0.0
     for number in range(200):
-        ends = [Verdict("a", 0, (1,), finish="length" if number % 2 else None)]
-        going = [Verdict(name, 0, (1,)) for name in "bcd"]
-        report = PassReport([Ruling("o", one) for one in ends + going], {"o"}, seconds=0.4, commit_seconds=0.1)
+        ends = [VerificationResult("a", 0, (1,), finish="length" if number % 2 else None)]
+        going = [VerificationResult(name, 0, (1,)) for name in "bcd"]
+        report = PassReport({"o": ends + going}, seconds=0.4, commit_seconds=0.1)
         accounts.pass_done(report, Held())
     assert accounts.load(Held())["residence_s"] == pytest.approx(4.0, rel=0.05)
     assert accounts.load(Held()).keys() == {field.name for field in fields(TargetLoad)}

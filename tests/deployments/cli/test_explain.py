@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from actors.messages import Verdict
+from actors.messages import VerificationResult
 from actors.replica.pass_metrics import PassMetrics, StepMetrics
 from actors.settings import TargetSettings
-from actors.target.scheduler import PassReport, Ruling
+from actors.target.pass_report import PassReport
 from actors.telemetry import MemoryRecorder
 from deployments.cli.explain import status_rows
 
@@ -19,10 +19,8 @@ class Held:
 def test_a_replica_tells_what_its_controllers_do() -> None:
     """One pass of two sequences: 4 of 6 draft tokens accepted, 6 committed; a fifth of the time held."""
     accounts = PassMetrics(MemoryRecorder(), TargetSettings(slots=4, context=1024))
-    verdicts = [Verdict("a", 0, (1, 2, 3), 3, 2), Verdict("b", 0, (1, 2, 3), 3, 2)]
-    accounts.pass_done(
-        PassReport([Ruling("o", verdict) for verdict in verdicts], {"o"}, seconds=0.08, hold_seconds=0.02), Held()
-    )
+    results = [VerificationResult("a", 0, (1, 2, 3), 3, 2), VerificationResult("b", 0, (1, 2, 3), 3, 2)]
+    accounts.pass_done(PassReport({"o": results}, seconds=0.08, hold_seconds=0.02), Held())
     facts = accounts.facts(Held())
     assert facts["lookahead"] == 3
     assert facts["acceptance_rate"] == 4 / 6

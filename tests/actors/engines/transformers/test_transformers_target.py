@@ -9,11 +9,10 @@ import pytest
 import torch
 from small_llamas import EOS, VOCABULARY, causal_lm, full_logits, module, opening, some_tokens
 
-from actors.algorithms.types import Outcome
 from actors.engines.protocol import Proposal, Row
 from actors.engines.transformers.target import TransformersTarget
 from actors.errors import InvalidSettingError, PromptError
-from actors.messages import Support
+from actors.messages import Support, VerificationResult
 from actors.settings import TargetSettings
 
 SETTINGS = TargetSettings(slots=4, context=64)
@@ -27,7 +26,7 @@ def greedy_continuation(prompt: Sequence[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def decide(target: TransformersTarget, row: Row) -> Outcome:
+def decide(target: TransformersTarget, row: Row) -> VerificationResult:
     outcome = target.forward([row])[0]
     assert outcome is not None
     return outcome

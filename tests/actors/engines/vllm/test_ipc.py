@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from actors.engines.protocol import Proposal
-from actors.engines.vllm.ipc import Answer, Decided, PassEnd, ProposalClient, ProposalServer
+from actors.engines.vllm.ipc import Answer, PassEnd, ProposalClient, ProposalServer
+from actors.messages import VerificationResult
 
 PATIENCE_S = 5.0
 DRAFTS = {"a": Proposal((1, 2), (0.9, 0.8))}
@@ -44,8 +45,8 @@ def server(mailbox: Mailbox) -> Iterator[ProposalServer]:
     server.close()
 
 
-def decided(position: int) -> Decided:
-    return Decided("a", position, (7,))
+def decided(position: int) -> VerificationResult:
+    return VerificationResult("a", position, (7,))
 
 
 def ask(client: ProposalClient, position: int, *, patient: bool = True) -> dict[str, Proposal]:
@@ -57,7 +58,7 @@ def test_a_pass_is_told_and_answered(mailbox: Mailbox, server: ProposalServer) -
     assert client.connected(PATIENCE_S)
     assert ask(client, 4) == DRAFTS
     assert ask(client, 5) == DRAFTS
-    assert [end.decided for end in mailbox.heard] == [[decided(4)], [decided(5)]]
+    assert [end.results for end in mailbox.heard] == [[decided(4)], [decided(5)]]
     assert mailbox.heard[1].overhead > 0  # what the first exchange took
     client.close()
 
@@ -88,7 +89,7 @@ def test_a_late_answer_is_thrown_away_and_nothing_is_asked_before_it(mailbox: Ma
     while len(mailbox.heard) < 3:  # the late answer may still be on its way
         ask(client, position)
         position += 1
-    assert mailbox.heard[2].decided[:2] == [decided(5), decided(6)]  # the late answer said that 4 had arrived
+    assert mailbox.heard[2].results[:2] == [decided(5), decided(6)]  # the late answer said that 4 had arrived
 
 
 def test_a_quiet_mailbox_is_told_and_not_waited_for(mailbox: Mailbox, server: ProposalServer) -> None:
@@ -103,7 +104,7 @@ def test_a_quiet_mailbox_is_told_and_not_waited_for(mailbox: Mailbox, server: Pr
     while not (drafts := ask(client, 6)):  # until the answer to 5 has come, nothing more is asked
         pass
     assert drafts == DRAFTS
-    assert [d.position for end in mailbox.heard for d in end.decided][:3] == [4, 5, 6]
+    assert [d.position for end in mailbox.heard for d in end.results][:3] == [4, 5, 6]
 
 
 def test_a_lost_mailbox_means_no_drafts_and_is_found_again(mailbox: Mailbox, server: ProposalServer) -> None:
@@ -116,7 +117,7 @@ def test_a_lost_mailbox_means_no_drafts_and_is_found_again(mailbox: Mailbox, ser
     assert ask(client, 5) == {}
     assert client.connected(PATIENCE_S)
     assert ask(client, 6) == DRAFTS
-    assert mailbox.heard[-1].decided == [decided(4), decided(5), decided(6)]
+    assert mailbox.heard[-1].results == [decided(4), decided(5), decided(6)]
     server.close()
     assert ask(client, 7) == {}
     assert ask(client, 8) == {}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from proposal_brokers import Fuse, FusedDesk
+from pass_exchanges import Fuse, FusedExchange
 from vllm_stack import checkpoint, draft, engines, model, plan, prompts, settings, stack, words
 
 from actors.engines.vllm.engine import VllmEngine
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 async def test_a_mailbox_that_dies_costs_drafts_and_no_token(folder: str) -> None:
     """Under the rejection rule, so that q reaches vLLM: a draft that is the target has all its drafts accepted."""
-    pair = stack(model(folder), lambda: draft(0.0, "rejection"), settings("rejection"), FusedDesk)
+    pair = stack(model(folder), lambda: draft(0.0, "rejection"), settings("rejection"), FusedExchange)
     async with pair as running:
         usages = [answer.last.usage for answer in await running.ask_all(prompts(8), temperature=0.3)]
         proposed = sum(usage.proposed_tokens for usage in usages if usage)
@@ -39,8 +39,8 @@ async def test_a_mailbox_that_dies_costs_drafts_and_no_token(folder: str) -> Non
 
         prompt = prompts(1, seed=4)[0]
         reference = await running.ask(prompt, speculation=False, max_tokens=100, margins=True)
-        broker = running.target.broker
-        broker.fuse = fuse = Fuse(f"ask-{running.number + 1}", len(prompt) + 40, running.target.lose_mailbox)
+        exchange = running.target.exchange
+        exchange.fuse = fuse = Fuse(f"ask-{running.number + 1}", len(prompt) + 40, running.target.lose_mailbox)
         answer = await running.ask(prompt, max_tokens=100)
         comparison = Comparison()
         comparison.add("cut", Reference(reference.tokens, reference.margins), answer.tokens)
@@ -118,6 +118,7 @@ from actors.target.vllm_actor import VllmTargetActor
 
 if __name__ == "__main__":
     target = VllmTargetActor("t", lambda: vllm_stack.model(sys.argv[1]), vllm_stack.settings(), MemoryRecorder())
+    target.start()
     target._built.wait()
     print("up" if target._card else repr(target._failure), flush=True)
     time.sleep(600)

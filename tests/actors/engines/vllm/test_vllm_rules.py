@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from proposal_brokers import Decision, RecordingDesk
+from pass_exchanges import Decision, RecordingExchange
 from transformers import LlamaForCausalLM
 from vllm_stack import EOS, checkpoint, draft, model, module, prompts, settings, stack
 
-from actors.algorithms.types import Block, Outcome
+from actors.algorithms.types import Block
 from actors.algorithms.verification import verify_blocks
+from actors.messages import VerificationResult
 from actors.settings import Rule
 
 
@@ -23,19 +24,19 @@ async def test_a_pass_decides_what_the_embedded_engine_decides(tmp_path: Path, r
     """
     asked = prompts(12)
     folder = checkpoint(tmp_path)
-    async with stack(model(folder), lambda: draft(0.03, rule), settings(rule), RecordingDesk) as running:
+    async with stack(model(folder), lambda: draft(0.03, rule), settings(rule), RecordingExchange) as running:
         answers = await running.ask_all(asked, temperature=0.4, top_p=0.95, max_tokens=48)
-        decisions: list[Decision] = running.target.broker.decisions
+        decisions: list[Decision] = running.target.exchange.decisions
     embedded, committed = module(), {f"ask-{i + 1}": list(prompt) for i, prompt in enumerate(asked)}
     different = full = 0
     for decision in decisions:
-        tokens = committed[decision.decided.sequence]
-        assert decision.decided.position == len(tokens)
+        tokens = committed[decision.result.sequence]
+        assert decision.result.position == len(tokens)
         expected = decide(embedded, decision, tokens, rule)
-        found = (decision.decided.tokens, decision.decided.accepted)
+        found = (decision.result.tokens, decision.result.accepted)
         different += found != (expected.tokens, expected.accepted)
-        full += 0 < decision.decided.accepted < decision.decided.proposed
-        tokens.extend(decision.decided.tokens)
+        full += 0 < decision.result.accepted < decision.result.proposed
+        tokens.extend(decision.result.tokens)
     said = [tokens[len(prompt) :][:48] for prompt, tokens in zip(asked, committed.values(), strict=True)]
     assert [answer.tokens for answer in answers] == said
     assert len(decisions) > 12 * 10  # at most 5 tokens a pass
@@ -44,9 +45,9 @@ async def test_a_pass_decides_what_the_embedded_engine_decides(tmp_path: Path, r
 
 
 @torch.inference_mode()
-def decide(embedded: LlamaForCausalLM, decision: Decision, tokens: Sequence[int], rule: Rule) -> Outcome:
+def decide(embedded: LlamaForCausalLM, decision: Decision, tokens: Sequence[int], rule: Rule) -> VerificationResult:
     """The outcome from a forward pass of our own over the committed tokens and the drafts that were verified."""
-    opening, k = decision.opening, decision.decided.proposed
+    opening, k = decision.opening, decision.result.proposed
     drafts = decision.drafts.tokens[:k]
     rows = embedded(input_ids=torch.tensor([[*tokens, *drafts]])).logits[0, len(tokens) - 1 :]  # [k + 1, V]
     prompt, output = tokens[: len(opening.prompt)], tokens[len(opening.prompt) :]

@@ -243,6 +243,6 @@ async def test_two_ranks_say_what_one_says_and_a_dead_rank_fails_the_replica(tin
 async def test_the_exchange_is_one_question_a_pass(tiny: Stack) -> None:
     """Whatever the number of sequences (what it takes is in `make bench-vllm`): 40 tokens are 40 passes at most."""
     for count in (1, 8):
-        before = tiny.target.broker.passes
+        before = tiny.target.exchange.passes
         await tiny.ask_all(prompts(count, seed=11))
-        assert 8 <= tiny.target.broker.passes - before <= 40 + count  # a prompt may come a pass after another
+        assert 8 <= tiny.target.exchange.passes - before <= 40 + count  # a prompt may come a pass after another

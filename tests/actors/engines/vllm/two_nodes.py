@@ -39,12 +39,12 @@ def platform_plugin(folder: Path) -> None:
 
 async def answers(checkpoint: str) -> dict[str, Any]:
     """Greedy answers of the group, and where its ranks were."""
-    from proposal_brokers import PatientDesk
+    from pass_exchanges import PatientExchange
     from vllm_stack import draft, model, prompts, settings, stack
 
     arguments = {"distributed_executor_backend": "ray"}
     chosen = model(checkpoint, tensor_parallel_size=2, arguments=arguments, spread=True)
-    async with stack(chosen, draft, settings(), PatientDesk) as running:
+    async with stack(chosen, draft, settings(), PatientExchange) as running:
         found = await running.ask_all(prompts(PROMPTS))
         nodes = ranks_by_node()
     accepted = sum(answer.origins.count("accepted") for answer in found)

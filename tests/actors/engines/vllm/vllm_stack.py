@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import torch
-from proposal_brokers import PatientDesk, target_with
+from pass_exchanges import PatientExchange, target_with
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -34,7 +34,7 @@ from actors.settings import (
     TargetSettings,
     TreeSettings,
 )
-from actors.target.proposal_broker import ProposalBroker
+from actors.target.pass_exchange import PassExchange
 from actors.telemetry import MemoryRecorder
 from actors.text.emulated_codec import EmulatedCodec
 from actors.transport.links import LocalPeer
@@ -214,16 +214,18 @@ async def stack(
     chosen: VllmModel,
     make_draft: Callable[[], DraftModel] | None = draft,
     target_settings: TargetSettings | None = None,
-    broker: type[ProposalBroker] = PatientDesk,
+    exchange: type[PassExchange] = PatientExchange,
 ) -> AsyncIterator[Stack]:
     """Both tiers, up and ready; the target's error is raised when it cannot start."""
     recorder = MemoryRecorder()
-    target = target_with(broker if make_draft is not None else ProposalBroker)(
+    target = target_with(exchange if make_draft is not None else PassExchange)(
         "target", lambda: chosen, target_settings or settings(), recorder
     )
     drafts: dict[str, Any] = {}
     if make_draft is not None:
         drafts["draft"] = DraftActor("draft", make_draft, draft_settings(), recorder)
+    for actor in (target, *drafts.values()):
+        actor.start()
     orchestrator = Orchestrator(
         targets=StaticDirectory({"target": LocalPeer(target)}),
         drafts=StaticDirectory({name: LocalPeer(actor) for name, actor in drafts.items()}),

@@ -1,22 +1,22 @@
-"""Desks for tests in front of a real vLLM: what is proposed depends on the texts, and on no clock."""
+"""Exchanges for tests in front of a real vLLM: what is proposed depends on the texts, and on no clock."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from actors.engines.protocol import Proposal
-from actors.engines.vllm.ipc import Answer, Decided, PassEnd
+from actors.engines.vllm.ipc import Answer, PassEnd
 from actors.engines.vllm.runtime import VllmModel
-from actors.messages import OpenSequence
-from actors.target.proposal_broker import ProposalBroker
-from actors.target.vllm_actor import VllmTargetActor
+from actors.messages import OpenSequence, VerificationResult
+from actors.target.pass_exchange import PassExchange
+from benchmarks.support.measured_vllm import MeasuredVllmTarget
 
 LONG_S = 60.0
 """Longer than any draft takes; it ends tests that would hang."""
 
 
-class PatientDesk(ProposalBroker):
+class PatientExchange(PassExchange):
     """Answers a pass when the draft has drafted all that it can know, however busy the machine is.
 
     What a pass decided reaches the draft after the pass was answered. So at most this can be waited for: that the chain
@@ -30,21 +30,21 @@ class PatientDesk(ProposalBroker):
 
     def answer(self, end: PassEnd) -> Answer:
         with self._changed:
-            self._changed.wait_for(lambda: all(self._is_drafted(decided) for decided in end.decided), LONG_S)
+            self._changed.wait_for(lambda: all(self._is_drafted(result) for result in end.results), LONG_S)
         return super().answer(end)
 
-    def _hold(self, wanting: list[str], others: int) -> float:
+    def _hold(self, wanting: Sequence[str], rows: int) -> float:
         return 0.0
 
-    def _is_drafted(self, decided: Decided) -> bool:
-        state = self._sequences.get(decided.sequence)
-        if state is None or not state.opening.sampling.speculation or decided.position != state.length:
+    def _is_drafted(self, result: VerificationResult) -> bool:
+        name, broker = result.sequence, self._broker
+        if not broker.speculates(name) or result.position != broker.length(name):
             return True
-        if decided.error is not None:  # the draft does not know either what to choose
+        if result.error is not None:  # the draft does not know either what to choose
             return True
-        wanted = len(decided.tokens) + self._settings.lookahead.maximum
-        path = self._mailbox.path(decided.sequence, wanted).tokens
-        parted = any(one != other for one, other in zip(path, decided.tokens, strict=False))
+        wanted = len(result.tokens) + self._settings.lookahead.maximum
+        path = broker.mailbox.path(name, wanted).tokens
+        parted = any(one != other for one, other in zip(path, result.tokens, strict=False))
         return parted or len(path) == wanted
 
 
@@ -53,11 +53,11 @@ class Decision:
     """What one pass decided for a sequence, and from which drafts."""
 
     opening: OpenSequence
-    decided: Decided
+    result: VerificationResult
     drafts: Proposal
 
 
-class RecordingDesk(PatientDesk):
+class RecordingExchange(PatientExchange):
     """Keeps every decision that is reported, with what was proposed for it."""
 
     def __init__(self, *arguments: object) -> None:
@@ -71,9 +71,9 @@ class RecordingDesk(PatientDesk):
         super().open(opening)
 
     def answer(self, end: PassEnd) -> Answer:
-        for decided in end.decided:
-            drafts = self._proposed.pop(decided.sequence, Proposal())
-            self.decisions.append(Decision(self._openings[decided.sequence], decided, drafts))
+        for result in end.results:
+            drafts = self._proposed.pop(result.sequence, Proposal())
+            self.decisions.append(Decision(self._openings[result.sequence], replace(result), drafts))
         answer = super().answer(end)
         self._proposed.update(answer.proposals)
         return answer
@@ -90,7 +90,7 @@ class Fuse:
     """Its length when that happened."""
 
 
-class FusedDesk(PatientDesk):
+class FusedExchange(PatientExchange):
     """Something happens at a certain pass of a certain sequence."""
 
     fuse: Fuse | None = None
@@ -99,22 +99,22 @@ class FusedDesk(PatientDesk):
         answer = super().answer(end)
         fuse = self.fuse
         if fuse is not None and not fuse.position:
-            state = self._sequences.get(fuse.sequence)
-            if state is not None and state.length >= fuse.length:
-                fuse.position = state.length
+            length = self._broker.length(fuse.sequence)
+            if length is not None and length >= fuse.length:
+                fuse.position = length
                 fuse.burn()
         return answer
 
 
-def target_with(desk_class: type[ProposalBroker]) -> type[VllmTargetActor]:
-    """The real actor with another broker."""
+def target_with(exchange_class: type[PassExchange]) -> type[MeasuredVllmTarget]:
+    """The real actor with another exchange."""
 
-    class Target(VllmTargetActor):
-        def _make_desk(self, model: VllmModel) -> ProposalBroker:
-            return desk_class(self._settings, model.vocabulary, self._clock, self._nudge)
+    class Target(MeasuredVllmTarget):
+        def _make_exchange(self, model: VllmModel) -> PassExchange:
+            return exchange_class(self._settings, model.vocabulary, self._clock, self._nudge)
 
         @property
-        def broker(self) -> ProposalBroker:
-            return self._broker
+        def exchange(self) -> PassExchange:
+            return self._exchange
 
     return Target

@@ -1,0 +1,90 @@
+"""The proposal broker: what of each sequence a pass verifies, and what it learns from what the pass decided."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from actors.messages import Expansion, OpenSequence, ProposalBatch, VerificationResult, prefix_key
+from actors.settings import LookaheadSettings, SamplingSettings, TargetSettings
+from actors.target.proposal_broker import ProposalBroker
+
+PROMPT = (5, 6)
+
+
+def opening(name: str = "a", **sampling: Any) -> OpenSequence:
+    return OpenSequence(name, PROMPT, SamplingSettings(**{"max_tokens": 10} | sampling), seed=0)
+
+
+def broker(context: int = 256, **lookahead: Any) -> ProposalBroker:
+    chosen = LookaheadSettings(**{"mode": "fixed", "maximum": 3, "wait": "never"} | lookahead)
+    return ProposalBroker(TargetSettings(context=context, lookahead=chosen), 100, lambda: 0.0)
+
+
+def offer(it: ProposalBroker, prefix: tuple[int, ...], *tokens: int, sequence: str = "a") -> bool:
+    path = [*prefix, *tokens]
+    chain = [Expansion(prefix_key(path[:i]), i, (path[i],), (0.5,)) for i in range(len(prefix), len(path))]
+    return it.offer(ProposalBatch("draft", {sequence: chain}))
+
+
+def test_a_pass_verifies_what_continues_the_committed_prefix() -> None:
+    it = broker()
+    for name in "abc":
+        it.open(opening(name, speculation=name != "c"))
+    assert offer(it, PROMPT, 7, 8, 9, 10)
+    assert not offer(it, PROMPT, 7, sequence="stranger")
+    assert [it.room(name) for name in ("a", "b", "c", "stranger")] == [3, 3, 0, 0]
+    proposals = it.propose(["a", "b", "stranger"], rows=3)
+    assert {name: proposal.tokens for name, proposal in proposals.items()} == {"a": (7, 8, 9)}
+    results = [VerificationResult("a", 2, (7, 8, 50), 3, 2), *(VerificationResult(n, 2, (1,)) for n in "bc")]
+    assert [it.commit(result) for result in results] == [True] * 3
+    assert [(result.declined, result.starved) for result in results] == [(False, False), (False, True), (False, False)]
+    assert (it.length("a"), it.length("c"), it.length("stranger"), it.positions) == (5, 3, None, 11)
+    assert it.propose(["a"], rows=1) == {}  # 50 was not foreseen
+
+
+@pytest.mark.parametrize(("max_tokens", "room"), [(10, 3), (3, 2), (1, 0)])
+def test_no_more_is_verified_than_can_be_committed(max_tokens: int, room: int) -> None:
+    """A pass commits one token more than it accepts: of m tokens that may follow, m - 1 can be drafts."""
+    it = broker()
+    it.open(opening(max_tokens=max_tokens))
+    assert it.room("a") == room
+
+
+def test_no_more_is_verified_than_the_context_holds() -> None:
+    it = broker(context=8)
+    it.open(opening())
+    it.commit(VerificationResult("a", 2, (1, 2, 3, 4)))
+    assert it.room("a") == 1  # six positions are taken: one draft token, and one of the target's own
+
+
+def test_a_result_counts_once_and_not_after_the_end() -> None:
+    it = broker()
+    it.open(opening())
+    assert it.commit(VerificationResult("a", 2, (7,)))
+    assert not it.commit(VerificationResult("a", 2, (7,)))
+    assert it.length("a") == 3
+    assert it.close("a")
+    assert not it.close("a")
+    assert not it.commit(VerificationResult("a", 3, (8,)))
+
+
+def test_after_a_gap_nothing_is_proposed() -> None:
+    it = broker()
+    it.open(opening())
+    offer(it, (*PROMPT, 7), 8)
+    assert it.commit(VerificationResult("a", 4, (7,)))
+    assert it.length("a") == 5
+    assert it.propose(["a"], rows=1) == {}
+
+
+def test_what_the_draft_foresaw_may_be_continued_before_it_hears_of_it() -> None:
+    it = broker()
+    it.open(opening())
+    offer(it, PROMPT, 7)
+    it.commit(VerificationResult("a", 2, (7,)))
+    assert it.is_foreseen("a")
+    offer(it, (*PROMPT, 7), 8)
+    it.commit(VerificationResult("a", 3, (50,)))
+    assert not it.is_foreseen("a")
