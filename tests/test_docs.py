@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -37,3 +38,26 @@ def test_make_targets_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     said = set(re.findall(r"(?:`|^)make ([a-z][\w-]*)", page.read_text(encoding="utf-8"), re.MULTILINE))
     assert said <= targets
+
+
+PLACE = re.compile(r"`([\w/]+\.py)(?:::([\w.]+))?`")
+
+
+def defined(file: Path) -> set[str]:
+    """Names of classes, functions and methods of a file, methods with their class."""
+    names: set[str] = set()
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            inner = [child for child in node.body if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)]
+            names.update(f"{node.name}.{child.name}" for child in inner)
+    return names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_and_functions_named_are_there(page: Path) -> None:
+    for file, name in PLACE.findall(page.read_text(encoding="utf-8")):
+        if "/" in file:
+            assert (ROOT / file).exists(), f"{file} is not there"
+            assert not name or name in defined(ROOT / file), f"{file} has no {name}"
