@@ -64,8 +64,8 @@ class Admission:
         return Session(request, opening, [*prompt, *request.committed], text)
 
     async def _prompt(self, request: GenerationRequest) -> tuple[int, ...]:
-        given = [p for p in (request.text, request.tokens, request.messages) if p is not None]
-        if len(given) != 1:
+        prompts = [p for p in (request.text, request.tokens, request.messages) if p is not None]
+        if len(prompts) != 1:
             raise PromptError("send exactly one of a text, token ids and messages", "prompt")
         if request.tokens is not None:
             return request.tokens

@@ -152,9 +152,9 @@ class PassMetrics:
 
     def _reside(self, row_seconds: float, ended: int) -> None:
         """Little's law over the last twenty or so sequences that ended: time in passes, over how many ended in it."""
-        kept = (1 - _SMOOTHING) ** ended
-        self._row_seconds = kept * self._row_seconds + row_seconds
-        self._ended = kept * self._ended + ended
+        memory = (1 - _SMOOTHING) ** ended
+        self._row_seconds = memory * self._row_seconds + row_seconds
+        self._ended = memory * self._ended + ended
 
 
 class StepMetrics:

@@ -115,11 +115,6 @@ class Plan:
         """Is the best way to run a speculative one?"""
         return self.best.method != "plain"
 
-    @property
-    def drafts_per_target(self) -> float:
-        """Draft replicas per target replica in the best way to run."""
-        return self.best.drafts / self.best.targets
-
     def table(self) -> list[tuple[str, ...]]:
         """HEADER and one line per row."""
         return [HEADER, *(row.cells() for row in self.rows)]

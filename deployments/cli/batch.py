@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,13 +13,14 @@ import typer
 from actors.errors import UnavailableError
 from deployments.cli.options import Url
 from deployments.client.address import DEFAULT_URL
+from deployments.client.retrying import Retries
 
 if TYPE_CHECKING:
     import httpx
 
     from deployments.client.batch_file import Counts, Post
 
-PATIENCE = 8
+ATTEMPTS = 8
 """Tries of one item before it counts as failed; the pauses between them grow to twenty seconds."""
 EXAMPLES = (
     "A line of IN:\n\n"
@@ -86,24 +86,33 @@ async def _run(source: Path, results: Path, errors: Path, url: str, key: str | N
         bar.close()
 
 
+class _PassingError(Exception):
+    """An answer that says that another attempt may succeed."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        super().__init__(response.status_code)
+        self.response = response
+        pause = response.headers.get("retry-after", "")
+        self.retry_after = float(pause) if pause.isdecimal() else 0.0
+
+
 def _posting(http: httpx.AsyncClient) -> Post:
     import httpx as client
 
     async def post(route: str, body: dict[str, Any]) -> tuple[int, str, dict[str, Any]]:
-        for attempt in range(PATIENCE):
-            pause = random.uniform(0, min(20.0, 0.5 * 2**attempt))
-            try:
-                response = await http.post(route, json=body)
-            except client.HTTPError as error:
-                if attempt + 1 == PATIENCE:
-                    raise UnavailableError(f"{http.base_url} cannot be reached: {error}") from error
-            else:
-                if response.status_code not in RETRIED or attempt + 1 == PATIENCE:
-                    return response.status_code, response.headers.get("x-request-id", ""), _json(response)
-                asked = response.headers.get("retry-after", "")
-                pause = max(pause, float(asked) if asked.isdecimal() else 0.0)
-            await asyncio.sleep(pause)
-        raise UnavailableError("not reached")
+        async def attempt() -> httpx.Response:
+            response = await http.post(route, json=body)
+            if response.status_code in RETRIED:
+                raise _PassingError(response)
+            return response
+
+        try:
+            response = await Retries(ATTEMPTS - 1).run(attempt, (_PassingError, client.HTTPError))
+        except _PassingError as error:
+            response = error.response
+        except client.HTTPError as error:
+            raise UnavailableError(f"{http.base_url} cannot be reached: {error}") from error
+        return response.status_code, response.headers.get("x-request-id", ""), _json(response)
 
     return post
 

@@ -8,7 +8,6 @@ with `return_token_ids` and `return_tokens_as_token_ids`; either ignores the oth
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ import torch
 from actors.errors import ConfigError, EngineError, OverloadedError, UnavailableError
 from cluster.distillation.store import NEVER, Sample, padded
 from deployments.client.http_service import error_from
+from deployments.client.retrying import Retries
 
 if TYPE_CHECKING:
     from cluster.distillation.job import Target
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 MOST_LOGPROBS = 20
 """What both servers give at most, unless a vLLM server was started with a higher `max_logprobs`."""
-LONGEST_PAUSE_S = 20.0
 LOOK_S = 0.5
 """How often to look whether to go on."""
 _PROBE_TOKENS, _PROBE_TEMPERATURE = 8, 0.5
@@ -164,20 +163,19 @@ class DistantTarget:
         }
 
     async def _request(self, http: httpx.AsyncClient, method: str, path: str, body: Any) -> Any:
-        for attempt in range(self.retries + 1):
-            try:
-                response = await http.request(method, path, json=body)
-                if response.status_code != 200:
-                    raise error_from(response.status_code, response.content, response.headers)
-                return response.json()
-            except (OverloadedError, UnavailableError, httpx.TransportError) as error:
-                if attempt == self.retries:
-                    raise UnavailableError(f"{self.url} does not answer: {error or type(error).__name__}") from error
-                longest = min(LONGEST_PAUSE_S, self._pause_s * 2**attempt)
-                await asyncio.sleep(max(getattr(error, "retry_after", 0.0), random.uniform(0, longest)))
-            except (ValueError, httpx.HTTPError) as error:
-                raise EngineError(f"{self.url} sent something that is no answer: {error}") from error
-        raise AssertionError  # not reached
+        async def attempt() -> Any:
+            response = await http.request(method, path, json=body)
+            if response.status_code != 200:
+                raise error_from(response.status_code, response.content, response.headers)
+            return response.json()
+
+        passing = (OverloadedError, UnavailableError, httpx.TransportError)
+        try:
+            return await Retries(self.retries, self._pause_s).run(attempt, passing)
+        except passing as error:
+            raise UnavailableError(f"{self.url} does not answer: {error or type(error).__name__}") from error
+        except (ValueError, httpx.HTTPError) as error:
+            raise EngineError(f"{self.url} sent something that is no answer: {error}") from error
 
     def _sample(self, prompt: Ids, temperature: float, told: Any) -> Sample:
         try:

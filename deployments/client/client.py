@@ -10,7 +10,6 @@ for result in client.generate(["One.", "Two."], max_tokens=50):
 from __future__ import annotations
 
 import asyncio
-import random
 import sys
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
@@ -27,9 +26,9 @@ from deployments.client.journal import Journal, digest
 from deployments.client.progress import Progress, progress_for
 from deployments.client.request_builder import Prompt, asked_of, named, request_for
 from deployments.client.results import Result
+from deployments.client.retrying import Retries
 from deployments.ingress.service import Answering, Service
 
-LONGEST_PAUSE_S = 20.0
 T = TypeVar("T")
 
 
@@ -60,8 +59,7 @@ class Client:
 
     def __init__(self, service: Service, retries: int = 5, pause_s: float = 0.5) -> None:
         self._service = service
-        self._retries = retries
-        self._pause_s = pause_s
+        self._retries = Retries(retries, pause_s)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="outrider-client", daemon=True)
         self._thread.start()
@@ -164,27 +162,20 @@ class Client:
 
     async def _answer(self, index: int, request: GenerationRequest) -> Result:
         """One item with its retries. Errors that will not pass are the result."""
-        for attempt in range(self._retries + 1):
-            result = Result(index)
-            try:
-                if isinstance(self._service, Answering):
-                    result.take(await self._service.answer(named(request)))
-                    return result
-                async for delta in self._service.generate(named(request)):
-                    result.take(delta)
-                return result
-            except (OverloadedError, UnavailableError) as error:
-                result.error = error
-                if attempt < self._retries:
-                    await asyncio.sleep(self._pause(attempt, getattr(error, "retry_after", 0.0)))
-            except OutriderError as error:
-                return Result(index, error=error)
-        return Result(index, error=result.error)
 
-    def _pause(self, attempt: int, asked: float) -> float:
-        """Doubling pauses with full jitter, never shorter than the server asked for."""
-        longest = min(LONGEST_PAUSE_S, self._pause_s * 2**attempt)
-        return max(asked, random.uniform(0, longest))
+        async def attempt() -> Result:
+            result = Result(index)
+            if isinstance(self._service, Answering):
+                result.take(await self._service.answer(named(request)))
+                return result
+            async for delta in self._service.generate(named(request)):
+                result.take(delta)
+            return result
+
+        try:
+            return await self._retries.run(attempt, (OverloadedError, UnavailableError))
+        except OutriderError as error:
+            return Result(index, error=error)
 
     # -- one --------------------------------------------------------------------------------------------------------
 
