@@ -105,8 +105,9 @@ class TargetTier(Tier):
     """vLLM only: what to do when the start-up check finds that its internals have moved. `plain` decodes without
     speculation, and seeded answers are then vLLM's own."""
     deterministic: bool = False
-    """Refuse to start unless a token's logits are the same to the last bit in any block and batch, so that no near-tie
-    can part an answer from the one without speculation. Tried on the loaded model; holds on CPUs with AVX-512."""
+    """Compute a token's logits in an order of sums that its own position fixes, the same to the last bit in any block
+    and batch, so that no near-tie can part an answer from the one without speculation. Slower (see the README); for
+    the transformers engine on a CPU. The loaded model is checked, and what cannot keep the promise does not start."""
     settings: TargetSettings = TargetSettings()
     goals: TargetGoals = TargetGoals()
     """What autoscaling aims for."""
@@ -243,6 +244,11 @@ class DeploymentConfig(Settings):
         if target.deterministic and target.engine == "vllm":
             raise ValueError(
                 "target.deterministic is the embedded engine's; vLLM has an option of its own for it (batch invariance)"
+            )
+        if target.deterministic and target.tensor_parallel_size > 1:
+            raise ValueError(
+                "target.deterministic goes with target.tensor_parallel_size 1: in which order ranks are summed is
+                their " "library's choice"
             )
         if target.engine == "transformers" and target.tensor_parallel_size > 1 and target.resources.num_gpus > 1:
             raise ValueError("target.resources is per rank: with tensor_parallel_size > 1 set num_gpus to at most 1")
