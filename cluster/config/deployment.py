@@ -247,8 +247,8 @@ class DeploymentConfig(Settings):
             )
         if target.deterministic and target.tensor_parallel_size > 1:
             raise ValueError(
-                "target.deterministic goes with target.tensor_parallel_size 1: in which order ranks are summed is
-                their " "library's choice"
+                "target.deterministic goes with target.tensor_parallel_size 1: the order in which ranks are summed "
+                "is their library's choice"
             )
         if target.engine == "transformers" and target.tensor_parallel_size > 1 and target.resources.num_gpus > 1:
             raise ValueError("target.resources is per rank: with tensor_parallel_size > 1 set num_gpus to at most 1")
