@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from actors.engines.fixed_shapes import BLOCK, CELLS, TileLayout, require_fixed_shapes, tiles_of
 from actors.engines.transformers.fast_linear import optimise_for_small_blocks
+from actors.engines.transformers.fixed_shapes import BLOCK, CELLS, TileLayout, require_fixed_shapes, tiles_of
 from actors.engines.transformers.graphs import Compile, GraphedPasses, Record, StaticLayout
 from actors.engines.transformers.slots import (
     ATTENTION,

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actors.engines.fixed_shapes import BLOCK, CELLS
 from actors.engines.transformers.causal_lm import CausalLM
+from actors.engines.transformers.fixed_shapes import BLOCK, CELLS
 from actors.engines.transformers.slots import SlotCache, SlotRow
 from actors.errors import ConfigError
 

@@ -25,8 +25,8 @@ from transformers import (
     MixtralForCausalLM,
 )
 
-from actors.engines.fixed_shapes import require_fixed_shapes, tiles_of
 from actors.engines.transformers.causal_lm import CausalLM
+from actors.engines.transformers.fixed_shapes import require_fixed_shapes, tiles_of
 from actors.engines.transformers.same_bits import require_same_bits
 from actors.engines.transformers.slots import SlotCache, SlotRow
 from actors.errors import ConfigError
