@@ -52,8 +52,8 @@ def load_model(
     draft_layers: for the demo draft, a file of layers to use in place of the packaged ones.
     graphs: on a GPU, record small passes as CUDA graphs (a draft's steps; see actors/engines/transformers/graphs.py).
     compiled: compile those passes before they are recorded. Raises ConfigError without a GPU.
-    deterministic: the same bits whatever else is in a pass, at a cost (see actors/engines/transformers/fixed_shapes.py). Raises
-        ConfigError where that cannot be had.
+    deterministic: the same bits whatever else is in a pass, at a cost (see
+        actors/engines/transformers/fixed_shapes.py). Raises ConfigError where that cannot be had.
     ranks: load this rank's share only; rank 0's model makes the others follow.
     Raises ModelNotFoundError, or ConfigError when the model is of a kind that the engine cannot run.
     """
