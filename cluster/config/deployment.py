@@ -135,7 +135,9 @@ class TargetTier(Tier):
     speculation, and seeded answers are then vLLM's own."""
     deterministic: bool = False
     """Refuse to start unless a token's logits are the same to the last bit in any block and batch, so that no near-tie
-    can part an answer from the one without speculation. Tried on the loaded model; holds on CPUs with AVX-512."""
+    can part an answer from the one without speculation. Tried on the loaded model; holds on CPUs with AVX-512. Passes
+    then verify the best path of each sequence, not trees: what a node of a tree attends to is summed in an order of its
+    own."""
     default_sampling: DefaultSampling = DefaultSampling()
     settings: TargetSettings = TargetSettings()
     goals: TargetGoals = TargetGoals()

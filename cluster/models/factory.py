@@ -143,7 +143,7 @@ def _transformers_target(config: DeploymentConfig, ranks: RankGroup | None) -> T
         from actors.engines.transformers.same_bits import require_same_bits
 
         require_same_bits(model, config.target.settings.context)
-    return TransformersTarget(model, config.resolved_target(), grammars)
+    return TransformersTarget(model, config.resolved_target(), grammars, trees=not config.target.deterministic)
 
 
 def draft_model(config: DeploymentConfig) -> DraftModel:

@@ -19,6 +19,7 @@ from actors.engines.transformers.slots import (
     Attending,
     HeadShape,
     Layout,
+    Move,
     Probe,
     SlotCache,
     SlotRow,
@@ -87,6 +88,10 @@ class CausalLM:
         logits: Tensor = self._call(layout.tokens, layout.positions, kept, layout)[0]
         return logits
 
+    def move(self, cache: SlotCache, moves: Sequence[Move]) -> None:
+        """Copy tree nodes that came true into the prefixes of their slots."""
+        cache.move(moves)
+
     def _graphed(self, cache: SlotCache) -> GraphedPasses:
         if id(cache) not in self._graphs:
 
@@ -136,7 +141,7 @@ class CausalLM:
 def _use_slot_attention(module: Any, name: str) -> None:
     from transformers import AttentionInterface
 
-    if not getattr(module, "_supports_attention_backend", False):
+    if not module.is_backend_compatible():
         raise ConfigError(
             f"{name} ({type(module).__name__}) does not let its attention be replaced; use the vllm engine for it"
         )

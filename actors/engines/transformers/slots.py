@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -46,8 +46,9 @@ class SlotRow:
     """Tokens of one slot in a pass.
 
     Without `paths` they continue the prefix: token i takes position start + i and sees all before it.
-    With `paths` they are tree nodes past a prefix of `start` tokens: node i sees the prefix and the scratch cells
-    paths[i], its ancestors' from the root on, the last of which is its own.
+    With `paths` they are tree nodes past a prefix of `start` tokens: node i sees the prefix and the cells paths[i], its
+    ancestors' from the root on, the last of which is its own. They are scratch cells, or those that the prefix would
+    take next: where a node is likely to be committed, it need not be copied then.
     """
 
     slot: int
@@ -60,6 +61,12 @@ class SlotRow:
         if self.paths:
             return [self.start + len(path) - 1 for path in self.paths]
         return list(range(self.start, self.start + len(self.tokens)))
+
+    def end(self, scratch: int) -> int:
+        """One past the last cell that its tokens write or see."""
+        if self.paths:
+            return max(scratch + self.start, 1 + max(path[-1] for path in self.paths))
+        return scratch + self.start + len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +119,26 @@ class SlotCache:
         source = torch.tensor(cells, device=self.keys[0].device)
         for layer in (*self.keys, *self.values):
             layer[slot, :, start : start + len(cells)] = layer[slot].index_select(1, source)
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """Copy nodes of many slots' trees into their prefixes."""
+        if not moves:
+            return
+        for move in moves:
+            end = self.scratch + move.position + 1
+            self.claim(move.slot, end, end)
+        slots, sources, positions = torch.tensor(moves, device=self.keys[0].device).T  # [N] each
+        targets = positions + self.scratch
+        for layer in (*self.keys, *self.values):
+            layer[slots, :, targets] = layer[slots, :, sources]  # [N, heads, size]
+
+
+class Move(NamedTuple):
+    """Of one tree node: from scratch `cell` of its slot to `position` of the prefix."""
+
+    slot: int
+    cell: int
+    position: int
 
 
 @dataclass(slots=True, eq=False)
@@ -321,7 +348,7 @@ def _grouped(rows: Sequence[SlotRow], scratch: int, *, rounded: bool) -> Iterato
         mine = list(share)
         last = first + sum(len(row.tokens) for row in mine)
         low = min((min(path) for row in mine for path in row.paths), default=scratch)
-        high = scratch + max(row.start if row.paths else row.start + len(row.tokens) for row in mine)
+        high = max(row.end(scratch) for row in mine)
         unused = high
         if rounded and low == scratch:  # a tree has no blocks to agree with
             high = low + _whole(high - low)
