@@ -64,6 +64,8 @@ class SamplingSettings(Settings):
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     stop_token_ids: tuple[Token, ...] = ()
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    """False: special tokens of the answer are part of its text, and of what stop strings are looked for in."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """None: none. 0: of the chosen tokens. n: and of the n best alternatives."""
     grammar: str | None = None

@@ -17,9 +17,10 @@ from actors.settings import TargetSettings
 from benchmarks.support.actor_rig import Run
 from benchmarks.support.draft_alone import DraftAlone, StepTimes, step_times
 from benchmarks.support.figures import Figures, summarise
+from benchmarks.support.goals import Goal
 from benchmarks.support.load_runner import Lab, Load, Measured
 from benchmarks.support.modes import in_mode
-from benchmarks.support.report import Goal, Row, Section
+from benchmarks.support.report import Row, Section
 from cluster.config.deployment import DeploymentConfig, DraftTier, Resources, load_config
 
 Answers = dict[tuple[int, ...], tuple[int, ...]]

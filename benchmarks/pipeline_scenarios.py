@@ -14,9 +14,10 @@ from actors.engines.emulated.presets import draft_spec, target_spec
 from actors.settings import DraftSettings, LookaheadSettings, TargetSettings, TreeSettings
 from benchmarks.support.actor_rig import Run
 from benchmarks.support.figures import Limits, against_bound, best_in_turn_k, in_turn_speedup, summarise
+from benchmarks.support.goals import Goal
 from benchmarks.support.load_runner import Lab, Load, Measured
 from benchmarks.support.modes import MODES, Mode, in_mode
-from benchmarks.support.report import Goal, Row, Section
+from benchmarks.support.report import Row, Section
 from cluster.config.deployment import DeploymentConfig, DraftTier, TargetTier
 from cluster.planning.planner import PlanInput, expected_row
 

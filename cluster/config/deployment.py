@@ -215,6 +215,9 @@ class Ingress(Settings):
     and taken up again after a restart. All ingress replicas must see the same folder. None: no such routes."""
     max_file_bytes: Annotated[int, Field(ge=1024)] = 200 * 1024 * 1024
     """The longest file of /v1/files."""
+    closed_schemas: bool = True
+    """Objects of JSON schemas (response_format, structured_outputs, forced tools) hold only the keys that they name,
+    where `additionalProperties` does not say otherwise. False: as JSON Schema has it, with any other keys."""
 
     def batches(self, application: str) -> Path | None:
         """The batch folder of this application on this port: another server of the same user has other batches."""

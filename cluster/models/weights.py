@@ -60,13 +60,14 @@ def load_model(
 
     from actors.engines.transformers.causal_lm import CausalLM
     from actors.engines.transformers.graphs import compile_pass, record_graph
+    from actors.engines.transformers.torch_internals import has_packed_bfloat16
 
     device = device or default_device()
     if compiled and device != "cuda":
         raise ConfigError("draft.compile is for drafts on a GPU: compiled steps were slower on a CPU", "draft.compile")
     kind: torch.dtype = getattr(torch, dtype)
     packed = torch.float32
-    if device == "cpu" and dtype == "bfloat16" and _packs_bfloat16():
+    if device == "cpu" and dtype == "bfloat16" and has_packed_bfloat16():
         kind, packed = torch.float32, torch.bfloat16
     is_demo_draft = reference == references.DEMO_DRAFT
     if is_demo_draft and layers is None:
@@ -88,12 +89,6 @@ def load_model(
     from actors.engines.transformers.ranks import LeadingLM
 
     return LeadingLM(module, packed=None, group=ranks, **facts)
-
-
-def _packs_bfloat16() -> bool:
-    import torch
-
-    return hasattr(torch.ops.mkldnn, "_linear_pointwise") and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def load_module(reference: str, dtype: torch.dtype, layers: int | None = None, ranks: int = 1) -> Any:

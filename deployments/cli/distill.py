@@ -239,4 +239,4 @@ def _chosen(arithmetic: Arithmetic, device: str | None) -> Literal["float32", "b
         return arithmetic
     if (device or "cuda").startswith("cuda") and torch.cuda.is_available():
         return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
-    return "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32"
+    return "bfloat16" if torch.cpu.get_capabilities().get("avx512_bf16") else "float32"

@@ -141,7 +141,7 @@ class CausalLM:
 def _use_slot_attention(module: Any, name: str) -> None:
     from transformers import AttentionInterface
 
-    if not getattr(module, "_supports_attention_backend", False):
+    if not module.is_backend_compatible():
         raise ConfigError(
             f"{name} ({type(module).__name__}) does not let its attention be replaced; use the vllm engine for it"
         )

@@ -175,7 +175,8 @@ def compile_pass(call: Call, backend: str | Callable[..., Any] = "inductor") -> 
     compiled: Call = torch.compile(call, dynamic=False, fullgraph=True, backend=backend)
 
     def run(tokens: Tensor, positions: Tensor, layout: StaticLayout) -> Tensor:
-        with torch._dynamo.config.patch(recompile_limit=MOST_SHAPES):  # a shape is a version of the same code
+        # A shape is a version of the same code.
+        with torch.compiler.config.patch(recompile_limit=MOST_SHAPES):  # type: ignore[attr-defined]  # added at import
             return compiled(tokens, positions, layout)
 
     return run

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from random_llama import random_llama
 
 from actors.engines.lookup.prompt_lookup import PromptLookupDraft
 from actors.engines.transformers.causal_lm import CausalLM
@@ -29,19 +29,8 @@ SETTINGS = TargetSettings(slots=4, context=96)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Four heads over two key heads, so one key head for each rank."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.2,
-    )
     path = tmp_path_factory.mktemp("ranks")
-    LlamaForCausalLM(config).save_pretrained(path)
+    random_llama(VOCABULARY, hidden_size=64, intermediate_size=96).save_pretrained(path)
     return str(path)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from actors.engines.transformers.fast_linear import PackedLinear, can_pack, optimise_for_small_blocks
+from actors.engines.transformers.transformers_internals import attention
 
 _UNIT = 2.0**-24
 """Largest relative error of one float32 rounding."""
@@ -233,11 +234,11 @@ def test_the_cache_and_the_attention_function_see_what_they_saw() -> None:
         return logits
 
     AttentionInterface.register("spy", spy)
-    model.config._attn_implementation = "spy"
-    expected = run(model)
-    reported = seen.copy()
-    seen.clear()
-    got = run(optimise_for_small_blocks(model))
+    with attention(model.config, "spy"):
+        expected = run(model)
+        reported = seen.copy()
+        seen.clear()
+        got = run(optimise_for_small_blocks(model))
     assert reported == [(i, 3, 8**-0.5, note) for note in ("prefix", "block") for i in (0, 1)]
     assert seen == reported
     assert float((got - expected).abs().max()) <= 5e-5
