@@ -161,8 +161,9 @@ class DraftChoice(Settings):
 class DraftTier(Tier):
     """The model, or method, that guesses."""
 
-    kind: Literal["model", "prompt_lookup", "early_exit", "retokenised", "emulated", "none"] = "model"
-    """retokenised: a model with another tokenizer than the target's; early_exit: the target's own first layers."""
+    kind: Literal["model", "prompt_lookup", "early_exit", "retokenised", "hidden_states", "emulated", "none"] = "model"
+    """retokenised: a model with another tokenizer than the target's; early_exit: the target's own first layers;
+    hidden_states: one layer that reads the target's hidden states (EAGLE-3's form), for targets on transformers."""
     engine: Literal["transformers", "vllm"] = "transformers"
     """What runs a draft of kind `model`. vllm is for drafts on a GPU, quantised ones and many sequences; transformers
     has less to do per step, which is what counts for a draft of a few layers and for one sequence."""
@@ -320,6 +321,24 @@ class DeploymentConfig(Settings):
             )
         if self.rule in ("rejection", "block") and target.engine == "emulated":
             raise ValueError(f"rule '{self.rule}' needs a real model; an emulated target decides by 'coupled'")
+        return self
+
+    @model_validator(mode="after")
+    def _hidden_states_fit(self) -> Self:
+        if self.draft.kind != "hidden_states":
+            return self
+        if self.target.engine != "transformers":
+            raise ValueError(
+                "draft.kind 'hidden_states' needs target.engine 'transformers': what a vLLM worker class may read "
+                "of its model's hidden states has not been tried"
+            )
+        if self.target.tensor_parallel_size > 1:
+            raise ValueError("draft.kind 'hidden_states' has not been tried with tensor-parallel targets")
+        if self.rule in ("rejection", "block"):
+            raise ValueError(
+                f"draft.kind 'hidden_states' goes with rule 'coupled' or 'typical': what it says after a prefix "
+                f"depends on when the target's features came, which rule '{self.rule}' has not been proven for"
+            )
         return self
 
     @property
