@@ -161,6 +161,5 @@ def test_a_student_that_says_what_the_target_says_agrees_throughout() -> None:
 def test_what_cannot_be_asked_for() -> None:
     with pytest.raises(ValidationError, match="has one layer"):
         feature_settings(layers=2)
-    with pytest.raises(ConfigError, match="no hidden state enters a layer 9"):
-        with HiddenStates(llama(), (0, 9)):
-            pass
+    with pytest.raises(ConfigError, match="no hidden state enters a layer 9"), HiddenStates(llama(), (0, 9)):
+        pass
