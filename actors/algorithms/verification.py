@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actors.algorithms import acceptance, sampling
+from actors.algorithms import acceptance, draft_tree, sampling
 from actors.algorithms.gumbel_max import GumbelMax
 from actors.algorithms.noise import NoiseSource, Stream, gumbel_of, row_key, uniform
 from actors.algorithms.types import Block
@@ -103,9 +103,9 @@ class _Pass:
             if free and _is_simple(block) and (greedy or not self.on_cpu):
                 numbers.append(number)
                 rows.extend(range(start, start + len(block.drafts) + 1))
-                for i in range(len(block.drafts) + 1):
+                for place in _places(block):
                     temperatures.append(0.0 if greedy else block.sampling.temperature)
-                    keys.append(0 if greedy else row_key(block.seed, block.position + i))
+                    keys.append(0 if greedy else row_key(block.seed, block.position + place))
             start += len(block.drafts) + 1
         if not rows:
             return {}
@@ -135,6 +135,11 @@ class _Pass:
         return list(torch.where(best.isfinite(), tokens, -1).tolist())
 
 
+def _places(block: Block) -> Sequence[int]:
+    """How far past the block's first position the token lies that each row chooses."""
+    return [0, *draft_tree.depths(block.parents)] if block.parents else range(len(block.drafts) + 1)
+
+
 def _is_simple(block: Block) -> bool:
     """Whether a row's choice is argmax(logits + temperature * noise)."""
     settings = block.sampling
@@ -147,15 +152,20 @@ def _settled(block: Block, choices: Sequence[int]) -> VerificationResult | None:
     """What becomes of a simple block whose choices are made; None if a score is unusable, or more is to be told."""
     if block.sampling.logprobs is not None:
         return None
-    tau = acceptance.coupled(choices, block.drafts)
-    if min(choices[: tau + 1]) < 0:
+    path = draft_tree.walk(block.drafts, block.parents, choices)
+    last = choices[path[-1] + 1 if path else 0]
+    if last < 0:  # no draft token is negative, so the walk ends at the first unusable score
         return None
-    tokens = (*block.drafts[:tau], choices[tau])
-    return VerificationResult(block.sequence, block.position, tokens, len(block.drafts), tau)
+    tokens = (*(block.drafts[node] for node in path), last)
+    return VerificationResult(block.sequence, block.position, tokens, len(block.drafts), len(path))
 
 
 class _Decider:
-    """One block of a pass. Rows are worked on when a rule asks for them, in order."""
+    """One block of a pass. Rows are worked on when a rule asks for them, in order.
+
+    Places count tokens from the block's first position on. Of a tree, the rows are those of the nodes that the walk has
+    come to: place i is the row of the i-th accepted node, and the history is the branch's own.
+    """
 
     def __init__(
         self, verifier: _Pass, block: Block, start: int, grammar: Grammar | None, ready: list[int] | None
@@ -167,6 +177,9 @@ class _Decider:
         # An id that the target does not have is a token of probability zero: the block ends before it.
         inside = [0 <= token < verifier.size for token in block.drafts]
         self._drafts = list(block.drafts[: inside.index(False)] if False in inside else block.drafts)
+        self._rows: list[int] = list(range(len(self._drafts) + 1))
+        if block.parents:
+            self._drafts, self._rows = [], [0]
         self._adjusts = sampling.adjusts(block.sampling)
         self._history = sampling.History(block.prompt, block.output, block.sampling) if self._adjusts else None
         self._grammar = grammar
@@ -195,10 +208,17 @@ class _Decider:
             alternatives=self._alternatives(tokens),
             margins=self._gaps(tokens),
             error=error,
+            rejected=self._rejected(tokens[:tau]) if self._settings.margins and error is None else (),
         )
+
+    def _rejected(self, accepted: Sequence[int]) -> tuple[int, ...]:
+        return draft_tree.rejected(self._block.drafts, self._block.parents, accepted)
 
     def _apply_rule(self) -> tuple[int, int]:
         block, drafts = self._block, self._drafts
+        if block.parents:
+            tau = len(draft_tree.walk(block.drafts, block.parents, _Lazy(self._choice_at)))
+            return tau, self.choice(tau)
         if self._settings.greedy or block.rule == "coupled":
             tau = acceptance.coupled(_Lazy(self.choice), drafts)
             return tau, self.choice(tau)
@@ -215,11 +235,18 @@ class _Decider:
         key = self._key(decision.tau, Stream.CORRECTION)
         return decision.tau, self._pass.race.draw(decision.y, key)
 
+    def _choice_at(self, row: int) -> int:
+        """The target's own token at a row of a tree, which is the next one of the walk."""
+        if row:
+            self._drafts.append(self._block.drafts[row - 1])
+            self._rows.append(row)
+        return self.choice(len(self._drafts))
+
     def choice(self, i: int) -> int:
-        """The target's own token at row i: greedy, or with the shared noise."""
+        """The target's own token at place i: greedy, or with the shared noise."""
         if i not in self._choices:
-            if self._ready is not None and self._ready[i] >= 0:
-                self._choices[i] = self._ready[i]
+            if self._ready is not None and self._ready[self._rows[i]] >= 0:
+                self._choices[i] = self._ready[self._rows[i]]
             elif self._settings.greedy:
                 self._choices[i] = self._greedily(self._row(i), i)
             else:
@@ -236,7 +263,7 @@ class _Decider:
         """Adjusted logits [V] at row i, which hold a finite maximum."""
         while len(self._adjusted) <= i:
             n = len(self._adjusted)
-            row = self._pass.logits[self._start + n]
+            row = self._logits(n)
             if self._grammar is not None:
                 row = row.masked_fill(~self._allowed(self._grammar, n).to(row.device), -torch.inf)
             if self._history is not None:
@@ -248,6 +275,10 @@ class _Decider:
             self._check(row, n)
         return self._adjusted[i]
 
+    def _logits(self, i: int) -> Tensor:
+        """The model's own logits [V] at place i."""
+        return self._pass.logits[self._start + self._rows[i]]
+
     def _allowed(self, grammar: Grammar, n: int) -> Tensor:
         try:
             return grammar.mask(self._drafts[:n])
@@ -257,7 +288,7 @@ class _Decider:
     def _check(self, row: Tensor, n: int) -> None:
         best = sampling.largest(row)
         if best == -torch.inf:
-            raw = float(self._pass.logits[self._start + n].amax())
+            raw = float(self._logits(n).amax())
             if raw != -torch.inf:
                 raise _NoChoiceError(self._unsatisfiable(n))
         if not -torch.inf < best < torch.inf:
@@ -320,7 +351,7 @@ class _Decider:
         count = self._settings.logprobs
         if count is None or not tokens:
             return ()
-        return tuple(self._view(self._pass.logits[self._start + i], token, count) for i, token in enumerate(tokens))
+        return tuple(self._view(self._logits(i), token, count) for i, token in enumerate(tokens))
 
     @staticmethod
     def _view(row: Tensor, token: int, count: int) -> Alternatives:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.errors import UnavailableError
-from deployments.cli.options import Url
+from deployments.cli.options import Key, Url
 from deployments.client.address import DEFAULT_URL
 from deployments.client.retrying import Retries
 
@@ -30,7 +30,6 @@ EXAMPLES = (
     "outrider batch requests.jsonl answers.jsonl --url https://outrider.example --concurrency 256"
 )
 """The end of the command's help."""
-RETRIED = (429, 500, 502, 503, 504)
 
 
 def batch(
@@ -40,7 +39,7 @@ def batch(
     ],
     errors: Annotated[Path | None, typer.Option(help="Failed items and damaged lines. Default: OUT.errors.")] = None,
     url: Url = DEFAULT_URL,
-    key: Annotated[str | None, typer.Option(help="API key.", envvar="OUTRIDER_API_KEY")] = None,
+    key: Key = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests under way at once.")] = 64,
     as_json: Annotated[bool, typer.Option("--json", help="The counts at the end, for machines.")] = False,
 ) -> None:
@@ -64,11 +63,11 @@ async def _run(source: Path, results: Path, errors: Path, url: str, key: str | N
     import httpx
 
     from deployments.client.batch_file import Batch
+    from deployments.client.http_connection import connection
     from deployments.client.http_service import CONNECT_LIMIT_S
     from deployments.client.progress import progress_for
     from deployments.client.results import Result, usage_from
 
-    headers = {"authorization": f"Bearer {key}"} if key else {}
     timeout = httpx.Timeout(None, connect=CONNECT_LIMIT_S)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=concurrency)
     bar = progress_for(_lines(source), None)
@@ -78,9 +77,7 @@ async def _run(source: Path, results: Path, errors: Path, url: str, key: str | N
         bar.add(Result(0, usage=usage_from(body.get("usage") or {}), error=error))
 
     try:
-        async with httpx.AsyncClient(
-            base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=timeout, limits=limits
-        ) as http:
+        async with connection(url, key, timeout=timeout, limits=limits) as http:
             return await Batch(source, results, errors, _posting(http), concurrency, report).run()
     finally:
         bar.close()
@@ -99,10 +96,12 @@ class _PassingError(Exception):
 def _posting(http: httpx.AsyncClient) -> Post:
     import httpx as client
 
+    from deployments.client.batch_file import PASSING_STATUSES
+
     async def post(route: str, body: dict[str, Any]) -> tuple[int, str, dict[str, Any]]:
         async def attempt() -> httpx.Response:
             response = await http.post(route, json=body)
-            if response.status_code in RETRIED:
+            if response.status_code in PASSING_STATUSES:
                 raise _PassingError(response)
             return response
 
