@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal
 
+from actors.features import Features
 from actors.settings import SamplingSettings
 
 FinishReason = Literal["stop", "length", "error"]
@@ -114,17 +115,19 @@ class ProposalBatch:
 class CommitUpdate:
     """Committed tokens of one sequence from absolute `position` on: orchestrator -> draft.
 
-    declined: see VerificationResult.
+    declined: see VerificationResult. features: the target's, of committed positions; advice that may be missing.
     """
 
     sequence: str
     position: int
     tokens: tuple[int, ...]
     declined: bool = False
+    features: Features | None = None
 
     def __reduce__(self) -> tuple[type[CommitUpdate], tuple[object, ...]]:
         """See Expansion."""
-        return CommitUpdate, (self.sequence, self.position, self.tokens, self.declined)
+        always = (self.sequence, self.position, self.tokens, self.declined)
+        return CommitUpdate, always if self.features is None else (*always, self.features)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +161,7 @@ class VerificationResult:
         not found any worth it for a while; so the draft should do no more than keep up.
     starved: the pass could have verified drafts, and found none.
     error: no token can be chosen after `tokens` (they may be empty): the sequence ends here, the others go on.
+    features: of positions that are committed now, for a draft that reads the target's hidden states.
 
     An engine fills in the facts of its pass, the scheduler `finish`, the proposal broker `declined`, `starved` and, of
     a tree, what `proposed` and `branches` are on its path; a result that was sent is not changed any more.
@@ -176,13 +180,14 @@ class VerificationResult:
     error: Exception | None = None
     branches: tuple[int, ...] = ()
     rejected: tuple[int, ...] = ()
+    features: Features | None = None
 
     def __reduce__(self) -> tuple[type[VerificationResult], tuple[object, ...]]:
         """See Expansion."""
         always = (self.sequence, self.position, self.tokens, self.proposed, self.accepted)
         rest = (
             self.finish, self.alternatives, self.margins, self.declined, self.starved, self.error, self.branches,
-            self.rejected,
+            self.rejected, self.features,
         )  # fmt: skip
         return VerificationResult, always if rest == _NOTHING_MORE else always + rest
 
@@ -206,7 +211,7 @@ class VerificationResult:
         return origins
 
 
-_NOTHING_MORE = (None, (), (), False, False, None, (), ())
+_NOTHING_MORE = (None, (), (), False, False, None, (), (), None)
 """What most results say last."""
 
 

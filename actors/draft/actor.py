@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from actors.algorithms.outcome_tree import Forest
-from actors.engines.protocol import DraftModel, ModelCard
+from actors.engines.protocol import DraftModel, FeatureReader, ModelCard
 from actors.errors import OverloadedError, RequestError
 from actors.messages import Cancel, CommitUpdate, DraftMessage, Expansion, OpenSequence, ProposalBatch, prefix_key
 from actors.replica.pass_metrics import StepMetrics
@@ -86,6 +86,8 @@ class DraftActor(Replica[DraftMessage, ProposalBatch]):
         else:
             if progress:
                 self._model.advance(name, commit.tokens[-progress:])
+            if commit.features is not None and isinstance(self._model, FeatureReader):
+                self._model.read_features(name, commit.features)
             self._forest.set_weight(name, 0.0 if commit.declined else 1.0)
 
     def _close(self, sequences: Sequence[str]) -> None:

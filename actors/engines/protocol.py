@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from actors.algorithms.draft_tree import is_path
+from actors.features import Features
 from actors.messages import OpenSequence, Support, VerificationResult
 
 
@@ -29,6 +30,8 @@ class ModelCard:
     fingerprint: str = ""
     trees: bool = False
     """A target that verifies trees; others are given the best path."""
+    features: str = ""
+    """Of a target: what it fuses its hidden states with; of a draft: what it must be fed with. Empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,3 +148,11 @@ class DraftModel(Protocol):
 
     def close(self, sequence: str) -> None:
         """Give the slot back. Unknown sequences are ignored."""
+
+
+@runtime_checkable
+class FeatureReader(Protocol):
+    """A draft that can use the target's hidden states. Not part of DraftModel: most drafts have no use for them."""
+
+    def read_features(self, sequence: str, features: Features) -> None:
+        """Take what came with a commit, early, late, twice or not at all. Never raises for what it cannot use."""

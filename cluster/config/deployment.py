@@ -134,10 +134,10 @@ class TargetTier(Tier):
     """vLLM only: what to do when the start-up check finds that its internals have moved. `plain` decodes without
     speculation, and seeded answers are then vLLM's own."""
     deterministic: bool = False
-    """Refuse to start unless a token's logits are the same to the last bit in any block and batch, so that no near-tie
-    can part an answer from the one without speculation. Tried on the loaded model; holds on CPUs with AVX-512. Passes
-    then verify the best path of each sequence, not trees: what a node of a tree attends to is summed in an order of its
-    own."""
+    """Compute a token's logits in an order of sums that its own position fixes, the same to the last bit in any block
+    and batch, so that no near-tie can part an answer from the one without speculation. Slower; for the transformers
+    engine on a CPU, and passes then verify one path of each sequence, not trees. The loaded model is checked, and what
+    cannot keep the promise does not start."""
     default_sampling: DefaultSampling = DefaultSampling()
     settings: TargetSettings = TargetSettings()
     goals: TargetGoals = TargetGoals()
@@ -161,8 +161,9 @@ class DraftChoice(Settings):
 class DraftTier(Tier):
     """The model, or method, that guesses."""
 
-    kind: Literal["model", "prompt_lookup", "early_exit", "retokenised", "emulated", "none"] = "model"
-    """retokenised: a model with another tokenizer than the target's; early_exit: the target's own first layers."""
+    kind: Literal["model", "prompt_lookup", "early_exit", "retokenised", "hidden_states", "emulated", "none"] = "model"
+    """retokenised: a model with another tokenizer than the target's; early_exit: the target's own first layers;
+    hidden_states: one layer that reads the target's hidden states (EAGLE-3's form), for targets on transformers."""
     engine: Literal["transformers", "vllm"] = "transformers"
     """What runs a draft of kind `model`. vllm is for drafts on a GPU, quantised ones and many sequences; transformers
     has less to do per step, which is what counts for a draft of a few layers and for one sequence."""
@@ -298,6 +299,11 @@ class DeploymentConfig(Settings):
             raise ValueError(
                 "target.deterministic is the embedded engine's; vLLM has an option of its own for it (batch invariance)"
             )
+        if target.deterministic and target.tensor_parallel_size > 1:
+            raise ValueError(
+                "target.deterministic goes with target.tensor_parallel_size 1: the order in which ranks are summed "
+                "is their library's choice"
+            )
         if target.engine == "transformers" and target.tensor_parallel_size > 1 and target.resources.num_gpus > 1:
             raise ValueError("target.resources is per rank: with tensor_parallel_size > 1 set num_gpus to at most 1")
         if draft.engine == "vllm" and draft.kind != "model":
@@ -315,6 +321,24 @@ class DeploymentConfig(Settings):
             )
         if self.rule in ("rejection", "block") and target.engine == "emulated":
             raise ValueError(f"rule '{self.rule}' needs a real model; an emulated target decides by 'coupled'")
+        return self
+
+    @model_validator(mode="after")
+    def _hidden_states_fit(self) -> Self:
+        if self.draft.kind != "hidden_states":
+            return self
+        if self.target.engine != "transformers":
+            raise ValueError(
+                "draft.kind 'hidden_states' needs target.engine 'transformers': what a vLLM worker class may read "
+                "of its model's hidden states has not been tried"
+            )
+        if self.target.tensor_parallel_size > 1:
+            raise ValueError("draft.kind 'hidden_states' has not been tried with tensor-parallel targets")
+        if self.rule in ("rejection", "block"):
+            raise ValueError(
+                f"draft.kind 'hidden_states' goes with rule 'coupled' or 'typical': what it says after a prefix "
+                f"depends on when the target's features came, which rule '{self.rule}' has not been proven for"
+            )
         return self
 
     @property

@@ -16,6 +16,7 @@ from actors.algorithms.verification import verify_blocks
 from actors.engines.opening_checks import check_opening
 from actors.engines.protocol import ModelCard, Row
 from actors.engines.transformers.causal_lm import CausalLM
+from actors.engines.transformers.features import FeatureTap
 from actors.engines.transformers.slots import Move, SlotRow
 from actors.errors import InvalidSettingError
 from actors.messages import OpenSequence, VerificationResult
@@ -51,9 +52,10 @@ class TransformersTarget:
         grammars: GrammarSource | None = None,
         *,
         trees: bool = True,
+        features: FeatureTap | None = None,
     ) -> None:
-        """trees: verify trees of drafts; without, the best path of each."""
-        self._model, self._settings, self._grammars = model, settings, grammars
+        """trees: verify trees of drafts; without, the best path of each. features: sent with each result."""
+        self._model, self._settings, self._grammars, self._features = model, settings, grammars, features
         self._scratch = settings.lookahead.tree if trees else 0
         self._cache = model.cache(slots=settings.slots, context=settings.context, scratch=self._scratch)
         self._requests: dict[int, _Request] = {}
@@ -73,11 +75,14 @@ class TransformersTarget:
             model.eos,
             model.fingerprint,
             trees=self._scratch > 0,
+            features="" if self._features is None else self._features.model,
         )
 
     def attach(self, slot: int, opening: OpenSequence) -> None:
         """Take `opening` into `slot`. Raises PromptError, or InvalidSettingError for ids that the model lacks."""
         check_opening(opening, self._model.vocabulary_size)
+        if self._features is not None:
+            self._features.forget(slot)
         request = _Request(opening, self._read_grammar(opening))
         self._requests[slot] = request
         if opening.committed:
@@ -85,6 +90,14 @@ class TransformersTarget:
 
     def forward(self, rows: Sequence[Row]) -> list[VerificationResult | None]:
         """Run one pass; one result per row, None where row.decide is False."""
+        if self._features is None:
+            return self._verify(rows)
+        self._features.clear()
+        results = self._verify(rows)
+        self._features.attach(rows, results)
+        return results
+
+    def _verify(self, rows: Sequence[Row]) -> list[VerificationResult | None]:
         keep: list[int] = []
         blocks: list[Block] = []
         last = 0
