@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from actors.algorithms import acceptance, sampling
 from actors.algorithms.gumbel_max import GumbelMax
 from actors.algorithms.noise import NoiseSource, Stream, gumbel_of, row_key, uniform
+from actors.algorithms.row_edits import BranchHistory, EditedRow
+from actors.algorithms.row_program import NONE, CoupledChoice, LogitsRow, RowProgram
 from actors.algorithms.types import Block
 from actors.errors import EngineError, InvalidSettingError, OutriderError
 from actors.messages import Alternatives, VerificationResult
@@ -75,76 +76,100 @@ class _Pass:
     """What the blocks of a pass share: the logits, and the noise buffers."""
 
     def __init__(self, logits: Tensor) -> None:
-        self.logits = logits if logits.dtype == torch.float64 else logits.float()
+        self._logits = logits
+        self.dtype = logits.dtype if logits.dtype == torch.float64 else torch.float32
         self.size = logits.shape[1]
         self.on_cpu = logits.device.type == "cpu"
         self._race: GumbelMax | None = None
+
+    def row(self, n: int) -> Tensor:
+        """The model's own logits [V], which may be a view."""
+        return self._logits[n].to(self.dtype)
 
     @property
     def race(self) -> GumbelMax:
         """Made when the first row needs noise."""
         if self._race is None:
-            self._race = GumbelMax(self.size, self.logits.dtype, self.logits.device)
+            self._race = GumbelMax(self.size, self.dtype, self._logits.device)
         return self._race
 
     def choose_all(self, blocks: Sequence[Block], grammars: Sequence[Grammar | None] | None) -> dict[int, list[int]]:
-        """All simple blocks' choices in one go, by block: a launch, or a call, costs more than a row's arithmetic.
+        """The target's own tokens at the rows of all blocks for which the rule is these tokens, by block.
 
-        Noise costs more than a call, so on a CPU rows that need it are worked on as far as they are asked for.
+        On a device all rows are read at once: a launch and a copy cost more than a row's arithmetic. On a CPU
+        arithmetic is what costs, so the rows are read that the walks come to, one of each block at a time. A row that
+        was not read, or has no token, has -1.
         """
-        numbers: list[int] = []
-        rows: list[int] = []
-        temperatures: list[float] = []
-        keys: list[int] = []
+        program = RowProgram(self._logits, at_once=not self.on_cpu)
+        reading = CoupledChoice(self.size, self.dtype, self._logits.device, at_once=not self.on_cpu)
+        branches: dict[int, _Branches] = {}
         start = 0
         for number, block in enumerate(blocks):
-            free = grammars is None or grammars[number] is None
-            greedy = block.sampling.greedy
-            if free and _is_simple(block) and (greedy or not self.on_cpu):
-                numbers.append(number)
-                rows.extend(range(start, start + len(block.drafts) + 1))
-                for i in range(len(block.drafts) + 1):
-                    temperatures.append(0.0 if greedy else block.sampling.temperature)
-                    keys.append(0 if greedy else row_key(block.seed, block.position + i))
+            if _is_choice(block) and not block.sampling.margins:
+                grammar = grammars[number] if grammars is not None else None
+                branches[number] = _Branches(block, start, grammar, self.size)
             start += len(block.drafts) + 1
-        if not rows:
-            return {}
-        scores = self.logits if len(rows) == self.logits.shape[0] else self.logits[rows]
-        if any(temperatures):
-            heat = torch.tensor(temperatures, dtype=scores.dtype, device=scores.device)[:, None]
-            source = NoiseSource(self.size, scores.dtype, len(rows), scores.device)
-            scores = torch.addcmul(scores, source.negated(keys), heat, value=-1)
-        chosen = self._best(scores)
-        ready: dict[int, list[int]] = {}
-        at = 0
-        for number in numbers:
-            count = len(blocks[number].drafts) + 1
-            ready[number] = chosen[at : at + count]
-            at += count
+        ready = {number: [NONE] * (len(blocks[number].drafts) + 1) for number in branches}
+        asked = [(number, row) for number, each in branches.items() for row in each.first(whole=not self.on_cpu)]
+        while asked:
+            rows = {(number, row): branches[number].ask(row) for number, row in asked}
+            known = {place: row for place, row in rows.items() if row is not None}
+            found = program.read(list(known.values()), reading)[:, 0].tolist()
+            for (number, row), token in zip(known, found, strict=True):
+                ready[number][row] = int(token)
+            asked = []
+            if self.on_cpu:
+                following = ((number, branches[number].child(row, ready[number][row])) for number, row in known)
+                asked = [(number, row) for number, row in following if row is not None]
         return ready
 
-    def _best(self, scores: Tensor) -> list[int]:
-        """The best token of each row [N, V]; -1 where it has no finite score."""
-        if self.on_cpu:  # NumPy's argmax is vectorised, torch's on a CPU is not
-            rows = scores.numpy()
-            places = rows.argmax(-1)
-            finite = np.isfinite(rows[np.arange(len(rows)), places])
-            found: list[int] = np.where(finite, places, -1).tolist()
-            return found
-        best, tokens = scores.max(-1)
-        return list(torch.where(best.isfinite(), tokens, -1).tolist())
+
+class _Branches:
+    """The rows of one block: row 0 follows the committed prefix, row i + 1 the draft token i and those before it."""
+
+    def __init__(self, block: Block, start: int, grammar: Grammar | None, vocabulary: int) -> None:
+        self._block, self._start, self._grammar, self._size = block, start, grammar, vocabulary
+        settings = block.sampling
+        self._history = sampling.History(block.prompt, block.output, settings) if sampling.adjusts(settings) else None
+
+    def first(self, *, whole: bool) -> list[int]:
+        """The rows to begin with; whole: all that can matter."""
+        if not whole:
+            return [0]
+        return [row for row in range(len(self._block.drafts) + 1) if self._is_possible(self._path(row))]
+
+    def child(self, row: int, token: int) -> int | None:
+        """The row that follows `row` by `token`, if that is a draft."""
+        drafts = self._block.drafts
+        return row + 1 if row < len(drafts) and drafts[row] == token else None
+
+    def ask(self, row: int) -> LogitsRow | None:
+        """None if the grammar cannot tell what may follow."""
+        block, path = self._block, self._path(row)
+        mask: Tensor | None = None
+        if self._grammar is not None:
+            try:
+                mask = self._grammar.mask(path)
+            except OutriderError:  # told when the block is decided, should it come to this row
+                return None
+        history = BranchHistory(self._history, path) if self._history is not None else None
+        key = 0 if block.sampling.greedy else row_key(block.seed, block.position + len(path))
+        return LogitsRow(self._start + row, key, EditedRow(block.sampling, history, mask, block.eos))
+
+    def _path(self, row: int) -> Sequence[int]:
+        return self._block.drafts[:row]
+
+    def _is_possible(self, path: Sequence[int]) -> bool:
+        return all(0 <= token < self._size for token in path)
 
 
-def _is_simple(block: Block) -> bool:
-    """Whether a row's choice is argmax(logits + temperature * noise)."""
-    settings = block.sampling
-    if sampling.adjusts(settings) or settings.margins:
-        return False
-    return settings.greedy or (block.rule == "coupled" and not sampling.filters(settings))
+def _is_choice(block: Block) -> bool:
+    """Whether the block's tokens are the target's choices, not draws."""
+    return block.sampling.greedy or block.rule == "coupled"
 
 
 def _settled(block: Block, choices: Sequence[int]) -> VerificationResult | None:
-    """What becomes of a simple block whose choices are made; None if a score is unusable, or more is to be told."""
+    """What becomes of a block whose choices are made; None if a score is unusable, or more is to be told."""
     if block.sampling.logprobs is not None:
         return None
     tau = acceptance.coupled(choices, block.drafts)
@@ -199,7 +224,7 @@ class _Decider:
 
     def _apply_rule(self) -> tuple[int, int]:
         block, drafts = self._block, self._drafts
-        if self._settings.greedy or block.rule == "coupled":
+        if _is_choice(block):
             tau = acceptance.coupled(_Lazy(self.choice), drafts)
             return tau, self.choice(tau)
         if block.rule == "typical":
@@ -236,7 +261,7 @@ class _Decider:
         """Adjusted logits [V] at row i, which hold a finite maximum."""
         while len(self._adjusted) <= i:
             n = len(self._adjusted)
-            row = self._pass.logits[self._start + n]
+            row = self._pass.row(self._start + n)
             if self._grammar is not None:
                 row = row.masked_fill(~self._allowed(self._grammar, n).to(row.device), -torch.inf)
             if self._history is not None:
@@ -257,7 +282,7 @@ class _Decider:
     def _check(self, row: Tensor, n: int) -> None:
         best = sampling.largest(row)
         if best == -torch.inf:
-            raw = float(self._pass.logits[self._start + n].amax())
+            raw = float(self._pass.row(self._start + n).amax())
             if raw != -torch.inf:
                 raise _NoChoiceError(self._unsatisfiable(n))
         if not -torch.inf < best < torch.inf:
@@ -311,8 +336,7 @@ class _Decider:
 
     def _gaps(self, tokens: Sequence[int]) -> tuple[float, ...]:
         """The smallest change of a logit that makes another choice; only where tokens are choices, not draws."""
-        deterministic = self._settings.greedy or self._block.rule == "coupled"
-        if not (self._settings.margins and deterministic):
+        if not (self._settings.margins and _is_choice(self._block)):
             return ()
         return tuple(self._margins[i] for i in range(len(tokens)))
 
@@ -320,7 +344,7 @@ class _Decider:
         count = self._settings.logprobs
         if count is None or not tokens:
             return ()
-        return tuple(self._view(self._pass.logits[self._start + i], token, count) for i, token in enumerate(tokens))
+        return tuple(self._view(self._pass.row(self._start + i), token, count) for i, token in enumerate(tokens))
 
     @staticmethod
     def _view(row: Tensor, token: int, count: int) -> Alternatives:

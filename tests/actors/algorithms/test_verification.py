@@ -117,7 +117,7 @@ def test_a_batch_decides_each_block_as_if_alone() -> None:
 
 
 def test_the_device_path_decides_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All simple rows at once, as off the CPU, among blocks that are not simple."""
+    """All rows at once, as off the CPU, also those that no walk comes to."""
     model = ToyModel(V, dtype=torch.float64)
     rng = random.Random(8)
     rows, blocks = [], []
@@ -139,7 +139,7 @@ def test_the_device_path_decides_the_same(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(verification._Pass, "choose_all", as_on_a_device)
     assert verify_blocks(torch.stack(rows), blocks) == expected
-    assert set(batched[0]) == {n for n in range(20) if n % 5 < 3}
+    assert all(min(batched[0][n]) >= 0 for n in range(20))
 
 
 def test_a_coupled_token_is_the_argmax_of_log_p_plus_noise() -> None:
