@@ -26,7 +26,7 @@ _MOST = 4096
 """On a CPU, most candidates of a row."""
 _WIDTH = 1024
 """On a device, candidates of each row."""
-_CHUNK_ON_CPU = 2**19
+_CHUNK_ON_CPU = 2**18
 """Scores that are worked on together on a CPU, so that they stay in the cache."""
 _CHUNK_ON_DEVICE = 2**26
 """Scores of which a device holds copies at a time: 256 MiB in float32."""
@@ -74,7 +74,12 @@ def filter_rows(parts: Iterable[Tensor], settings: Sequence[SamplingSettings]) -
 
     parts: adjusted logits, a row [V] at a time, float32 or float64. settings: one per row.
     """
-    near = [_nearest(row, each, n) for n, (row, each) in enumerate(zip(parts, settings, strict=True))]
+    near: list[_Near] = []
+    spare: Tensor | None = None
+    for row, each in zip(parts, settings, strict=True):
+        if spare is None:  # memory from the system costs more than the arithmetic
+            spare = torch.empty_like(row)
+        near.append(_nearest(row, each, len(near), spare))
     return [_keep(_gather(group), [settings[row.row] for row in group]) for group in _by_size(near)]
 
 
@@ -116,7 +121,7 @@ class _Near:
     complete: float
 
 
-def _nearest(row: Tensor, settings: SamplingSettings, number: int) -> _Near:
+def _nearest(row: Tensor, settings: SamplingSettings, number: int, spare: Tensor) -> _Near:
     """NumPy compares and finds several times faster than torch does on a CPU."""
     scaled = row if settings.temperature == 1 else row / settings.temperature
     scores = scaled.numpy()
@@ -134,15 +139,17 @@ def _nearest(row: Tensor, settings: SamplingSettings, number: int) -> _Near:
         ids, complete = np.zeros(1, dtype=np.int64), np.inf
     places = torch.from_numpy(ids)
     near = scaled[places]
-    weights = scaled.softmax(-1)[places] if settings.top_p < 1 and not _limits(settings) else near
+    weights = near
+    if settings.top_p < 1 and not _limits(settings):
+        weights = torch.softmax(scaled, -1, out=spare)[places]
     return _Near(number, ids, near, weights, float(complete))
 
 
 def _by_size(near: list[_Near]) -> Iterator[list[_Near]]:
-    """Groups of rows whose numbers of candidates differ by a factor of two at most."""
+    """Groups of rows whose numbers of candidates differ by a factor of four at most."""
     groups: dict[int, list[_Near]] = {}
     for row in near:
-        groups.setdefault(max(6, len(row.ids).bit_length()), []).append(row)
+        groups.setdefault(max(7, len(row.ids).bit_length()) // 2, []).append(row)
     yield from groups.values()
 
 

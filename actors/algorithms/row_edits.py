@@ -90,7 +90,7 @@ class _Entries:
 
     def add(self, row: int, columns: NDArray[np.int64], values: NDArray[np.float64] | float = 0.0) -> None:
         self._places.append(columns + row * self._size)
-        self._values.append(np.broadcast_to(np.asarray(values, dtype=np.float64), columns.shape))
+        self._values.append(np.full(len(columns), values) if isinstance(values, float) else values)
 
     def __bool__(self) -> bool:
         return bool(self._places)

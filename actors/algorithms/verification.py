@@ -44,12 +44,17 @@ class _NoChoiceError(Exception):
 
 @torch.no_grad()
 def verify_blocks(
-    logits: Tensor, blocks: Sequence[Block], grammars: Sequence[Grammar | None] | None = None
+    logits: Tensor,
+    blocks: Sequence[Block],
+    grammars: Sequence[Grammar | None] | None = None,
+    *,
+    at_once: bool | None = None,
 ) -> list[VerificationResult]:
     """Decide all blocks of a pass.
 
     logits: [N, V], any float type, where block i owns the next len(drafts) + 1 rows.
     grammars: one per block, or None where the answer is free.
+    at_once: read all rows together, as suits a device; None asks the logits where they are.
 
     Raises ValueError if the rows do not add up. A block for which no token can be chosen gets a result with an
     `error` (InvalidSettingError if its settings leave nothing, EngineError if the model returned no numbers).
@@ -57,7 +62,7 @@ def verify_blocks(
     rows = sum(len(block.drafts) + 1 for block in blocks)
     if rows != logits.shape[0]:
         raise ValueError(f"{rows} rows of logits are needed for these blocks, not {logits.shape[0]}")
-    verifier = _Pass(logits)
+    verifier = _Pass(logits, at_once)
     start = 0
     outcomes = []
     ready = verifier.choose_all(blocks, grammars)
@@ -72,11 +77,22 @@ def verify_blocks(
     return outcomes
 
 
+@torch.no_grad()
+def verify_alone(logits: Tensor, block: Block, grammar: Grammar | None = None) -> VerificationResult:
+    """Decide one block [k + 1, V] row by row, each with scalar code: the reference for what is read from many rows.
+
+    The same code decides in production where margins are asked for, where a token cannot be chosen (it tells why), and
+    under the rules that need p.
+    """
+    return _Decider(_Pass(logits), block, 0, grammar, None).decide()
+
+
 class _Pass:
     """What the blocks of a pass share: the logits, and the noise buffers."""
 
-    def __init__(self, logits: Tensor) -> None:
+    def __init__(self, logits: Tensor, at_once: bool | None = None) -> None:
         self._logits = logits
+        self._at_once = logits.device.type != "cpu" if at_once is None else at_once
         self.dtype = logits.dtype if logits.dtype == torch.float64 else torch.float32
         self.size = logits.shape[1]
         self.on_cpu = logits.device.type == "cpu"
@@ -100,8 +116,8 @@ class _Pass:
         arithmetic is what costs, so the rows are read that the walks come to, one of each block at a time. A row that
         was not read, or has no token, has -1.
         """
-        program = RowProgram(self._logits, at_once=not self.on_cpu)
-        reading = CoupledChoice(self.size, self.dtype, self._logits.device, at_once=not self.on_cpu)
+        program = RowProgram(self._logits, at_once=self._at_once)
+        reading = CoupledChoice(self.size, self.dtype, self._logits.device, at_once=self._at_once)
         branches: dict[int, _Branches] = {}
         start = 0
         for number, block in enumerate(blocks):
@@ -110,17 +126,17 @@ class _Pass:
                 branches[number] = _Branches(block, start, grammar, self.size)
             start += len(block.drafts) + 1
         ready = {number: [NONE] * (len(blocks[number].drafts) + 1) for number in branches}
-        asked = [(number, row) for number, each in branches.items() for row in each.first(whole=not self.on_cpu)]
+        asked = [(number, row) for number, each in branches.items() for row in each.first(at_once=self._at_once)]
         while asked:
             rows = {(number, row): branches[number].ask(row) for number, row in asked}
             known = {place: row for place, row in rows.items() if row is not None}
             found = program.read(list(known.values()), reading)[:, 0].tolist()
             for (number, row), token in zip(known, found, strict=True):
                 ready[number][row] = int(token)
-            asked = []
-            if self.on_cpu:
-                following = ((number, branches[number].child(row, ready[number][row])) for number, row in known)
-                asked = [(number, row) for number, row in following if row is not None]
+            following = ((number, branches[number].child(row, ready[number][row])) for number, row in known)
+            asked = [
+                (n, row) for n, row in following if row is not None and ready[n][row] == NONE and not self._at_once
+            ]
         return ready
 
 
@@ -131,17 +147,19 @@ class _Branches:
         self._block, self._start, self._grammar, self._size = block, start, grammar, vocabulary
         settings = block.sampling
         self._history = sampling.History(block.prompt, block.output, settings) if sampling.adjusts(settings) else None
+        self._unchanged = EditedRow(settings) if self._history is None and grammar is None else None
+        self._is_plain = settings.greedy and self._unchanged is not None
 
-    def first(self, *, whole: bool) -> list[int]:
-        """The rows to begin with; whole: all that can matter."""
-        if not whole:
+    def first(self, *, at_once: bool) -> list[int]:
+        """The rows to begin with: all that can matter, if they are to be read at once or cost next to nothing."""
+        if not at_once and not self._is_plain:
             return [0]
         return [row for row in range(len(self._block.drafts) + 1) if self._is_possible(self._path(row))]
 
     def child(self, row: int, token: int) -> int | None:
         """The row that follows `row` by `token`, if that is a draft."""
         drafts = self._block.drafts
-        return row + 1 if row < len(drafts) and drafts[row] == token else None
+        return row + 1 if token != NONE and row < len(drafts) and drafts[row] == token else None
 
     def ask(self, row: int) -> LogitsRow | None:
         """None if the grammar cannot tell what may follow."""
@@ -154,6 +172,8 @@ class _Branches:
                 return None
         history = BranchHistory(self._history, path) if self._history is not None else None
         key = 0 if block.sampling.greedy else row_key(block.seed, block.position + len(path))
+        if self._unchanged is not None:
+            return LogitsRow(self._start + row, key, self._unchanged)
         return LogitsRow(self._start + row, key, EditedRow(block.sampling, history, mask, block.eos))
 
     def _path(self, row: int) -> Sequence[int]:
