@@ -18,7 +18,8 @@ from torch import Tensor
 from actors.algorithms import sampling
 from actors.algorithms.noise import Stream, gumbel_of, row_key
 from actors.algorithms.row_edits import BranchHistory, EditedRow
-from actors.algorithms.row_program import BestPerturbed, LogitsRow, MostLikely, RowProgram
+from actors.algorithms.row_program import LogitsRow, RowProgram
+from actors.algorithms.row_readings import BestPerturbed, MostLikely
 from actors.messages import Support
 from actors.settings import Rule, SamplingSettings
 

@@ -133,22 +133,22 @@ def edit(rows: Tensor, edits: Sequence[EditedRow], columns: Columns | None = Non
     flat = rows.view(-1)  # [R * V]
     _mask(rows, edits)
     if restricted:
-        places, _ = allowed.on(rows)
-        kept = flat[places]
+        where, _ = allowed.on(rows)
+        kept = flat[where]
         rows[restricted] = -math.inf
-        flat[places] = kept
+        flat[where] = kept
     if banned:
         flat[banned.on(rows)[0]] = -math.inf
     if bias:
-        places, values = bias.on(rows)
-        flat[places] += values
+        where, values = bias.on(rows)
+        flat[where] += values
     if repeated:
-        places, factors = repeated.on(rows)
-        scores = flat[places]
-        flat[places] = torch.where(scores > 0, scores / factors, scores * factors)
+        where, factors = repeated.on(rows)
+        scores = flat[where]
+        flat[where] = torch.where(scores > 0, scores / factors, scores * factors)
     if answered:
-        places, losses = answered.on(rows)
-        flat[places] -= losses
+        where, losses = answered.on(rows)
+        flat[where] -= losses
 
 
 def _mask(rows: Tensor, edits: Sequence[EditedRow]) -> None:

@@ -21,8 +21,6 @@ from torch import Tensor
 
 from actors.algorithms import sampling
 from actors.algorithms.candidates import Kept, chunks, filter_chunk, filter_rows
-from actors.algorithms.gumbel_max import GumbelMax
-from actors.algorithms.noise import NoiseSource, gumbel_of_words
 from actors.algorithms.row_edits import EditedRow, edit
 from actors.settings import SamplingSettings
 
@@ -72,6 +70,15 @@ class RowProgram:
         self._dtype = logits.dtype if logits.dtype == torch.float64 else torch.float32
         self._spare: Tensor | None = None
         self._columns = sampling.Columns(logits.shape[1], vocabulary)
+
+    @property
+    def size(self) -> int:
+        """V"""
+        return self._logits.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self._logits.device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -167,130 +174,3 @@ def _alone(place: int, row: Tensor, settings: SamplingSettings) -> Kept | None:
         return None
     ids, scaled = sampling.kept(row, settings)
     return Kept(np.array([place]), ids[None], scaled[None], torch.ones(1, dtype=torch.bool))
-
-
-class CoupledChoice:
-    """The coupled rule's token, argmax(log p + g) of the filtered distribution; the best token where greedy."""
-
-    width = 1
-
-    def __init__(self, size: int, dtype: torch.dtype, device: torch.device, *, at_once: bool) -> None:
-        """at_once: as of RowProgram."""
-        self._size, self._dtype, self._device = size, dtype, device
-        self._on_cpu = not at_once
-        self._race: GumbelMax | None = None
-
-    def of_all(self, z: Logits, rows: Sequence[LogitsRow]) -> Tensor:
-        if self._on_cpu:
-            return torch.from_numpy(self._on_host(z, rows))[:, None]
-        assert isinstance(z, Tensor)
-        if not all(row.changes.sampling.greedy for row in rows):
-            heat = [0.0 if row.changes.sampling.greedy else row.changes.sampling.temperature for row in rows]
-            noise = NoiseSource(self._size, z.dtype, len(rows), z.device).negated([row.key for row in rows])
-            z = torch.addcmul(z, noise, torch.tensor(heat, dtype=z.dtype, device=z.device)[:, None], value=-1)
-        best, tokens = z.max(-1)
-        return torch.where(best.isfinite(), tokens, NONE)[:, None]
-
-    def of_kept(self, kept: Kept, rows: Sequence[LogitsRow]) -> Tensor:
-        keys = [row.key for row in rows]
-        source = NoiseSource(kept.ids, self._dtype, len(keys))
-        if self._on_cpu:  # in double precision, as for one row
-            noise = torch.from_numpy(gumbel_of_words(source.words(keys).numpy().view(np.uint32)))
-            scores = kept.scaled.double() + noise
-        else:
-            scores = kept.scaled - source.negated(keys)
-        return kept.ids.gather(1, scores.argmax(-1, keepdim=True))
-
-    def _on_host(self, z: Logits, rows: Sequence[LogitsRow]) -> NDArray[np.int64]:
-        """NumPy's argmax is vectorised, torch's on a CPU is not; and a single row's noise stays in the cache."""
-        lines = z.numpy() if isinstance(z, Tensor) else [row.numpy() for row in z]
-        best = lines.argmax(-1) if isinstance(lines, np.ndarray) else np.array([line.argmax() for line in lines])
-        for n, row in enumerate(rows):
-            settings = row.changes.sampling
-            if not np.isfinite(lines[n][best[n]]):
-                best[n] = NONE
-            elif not settings.greedy:
-                if self._race is None:
-                    self._race = GumbelMax(self._size, self._dtype, self._device)
-                best[n] = self._race.winner(z[n], settings.temperature, row.key)
-        return best
-
-
-class BestPerturbed:
-    """The `count` best columns by log q + g, or by log q where greedy, and the softmax of these scores at each.
-
-    vocabulary: the id of each column, as of RowProgram.
-    """
-
-    def __init__(self, count: int, vocabulary: Tensor | None = None) -> None:
-        self.width = 2 * count
-        self._count, self._vocabulary = count, vocabulary
-
-    def parts(self, found: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Of what was read of a row: columns and confidences, which are not above 0 where there is nothing."""
-        return found[: self._count].astype(np.int64), found[self._count :]
-
-    def of_all(self, z: Logits, rows: Sequence[LogitsRow]) -> Tensor:
-        if not isinstance(z, Tensor) or z.device.type == "cpu":  # a row at a time stays in the cache
-            return torch.cat([self._rank(self._perturbed(row[None], [ask])) for row, ask in zip(z, rows, strict=True)])
-        return self._rank(self._perturbed(z, rows))
-
-    def of_kept(self, kept: Kept, rows: Sequence[LogitsRow]) -> Tensor:
-        tokens = kept.ids if self._vocabulary is None else self._vocabulary[kept.ids]
-        noise = NoiseSource(tokens, kept.scaled.dtype, len(rows)).negated([row.key for row in rows])
-        return self._rank(kept.scaled - noise, kept.ids)
-
-    def _perturbed(self, z: Tensor, rows: Sequence[LogitsRow]) -> Tensor:
-        """[R, V]"""
-        if all(row.changes.sampling.greedy for row in rows):
-            return z
-        greedy = torch.tensor([row.changes.sampling.greedy for row in rows], device=z.device)[:, None]
-        heat = [1.0 if row.changes.sampling.greedy else row.changes.sampling.temperature for row in rows]
-        tokens = z.shape[1] if self._vocabulary is None else self._vocabulary
-        noise = NoiseSource(tokens, z.dtype, len(rows), z.device).negated([row.key for row in rows])
-        scaled = z / torch.tensor(heat, dtype=z.dtype, device=z.device)[:, None]
-        return scaled.sub_(noise.masked_fill_(greedy, 0.0))
-
-    def _rank(self, scores: Tensor, ids: Tensor | None = None) -> Tensor:
-        best, places = scores.topk(min(self._count, scores.shape[1]))  # [R, B]
-        confidences = (best - scores.logsumexp(-1, keepdim=True)).exp()
-        columns = places if ids is None else ids.gather(1, places)
-        missing = self._count - columns.shape[1]
-        return torch.cat([_padded(columns.double(), missing), _padded(confidences.double(), missing)], 1)
-
-
-class MostLikely:
-    """The `count` best columns by q, their log q but for a constant, best first, and log of the sum over all of q."""
-
-    def __init__(self, count: int) -> None:
-        self.width = 2 * count + 1
-
-    @staticmethod
-    def parts(found: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64], float]:
-        """Of what was read of a row: columns, scores (-inf where there is nothing) and the log of the sum."""
-        count = len(found) // 2
-        if found[0] == NONE or not np.isfinite(found[count]):
-            return np.zeros(0, dtype=np.int64), np.zeros(0), 0.0
-        return found[:count].astype(np.int64), found[count:-1], float(found[-1])
-
-    def of_all(self, z: Logits, rows: Sequence[LogitsRow]) -> Tensor:
-        if not isinstance(z, Tensor):
-            z = torch.stack(list(z))
-        heat = [row.changes.sampling.temperature for row in rows]
-        return self._rank(z / torch.tensor(heat, dtype=z.dtype, device=z.device)[:, None])
-
-    def of_kept(self, kept: Kept, rows: Sequence[LogitsRow]) -> Tensor:
-        return self._rank(kept.scaled, kept.ids)
-
-    def _rank(self, scaled: Tensor, ids: Tensor | None = None) -> Tensor:
-        count = self.width // 2
-        best, places = scaled.topk(min(count, scaled.shape[1]))  # [R, S]
-        columns = places if ids is None else ids.gather(1, places)
-        missing = count - columns.shape[1]
-        total = scaled.logsumexp(-1, keepdim=True)
-        return torch.cat([_padded(columns.double(), missing), _padded(best.double(), missing, -torch.inf), total], 1)
-
-
-def _padded(values: Tensor, missing: int, value: float = 0.0) -> Tensor:
-    """[R, B + missing]"""
-    return torch.nn.functional.pad(values, (0, missing), value=value) if missing else values

@@ -339,8 +339,11 @@ def log_p(row: Tensor, sampling: SamplingSettings) -> Tensor:
 
 def probabilities(row: Tensor, sampling: SamplingSettings) -> Tensor:
     """p [V] of an adjusted row [V]: the exponential of `log_p`, in fewer steps."""
-    if sampling.greedy or filters(sampling):
+    if sampling.greedy:
         return log_p(row, sampling).exp_()
+    if filters(sampling):
+        ids, scaled = kept(row, sampling)
+        return torch.zeros_like(row).index_copy_(0, ids, scaled.softmax(-1))
     return (row if sampling.temperature == 1 else row / sampling.temperature).softmax(-1)
 
 

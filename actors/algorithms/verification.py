@@ -1,23 +1,24 @@
 """One target pass: the logits of many blocks become what each sequence commits.
 
 Knows nothing of engines or scheduling. Every block gets the token that plain decoding would have given at each
-position (coupled rule, greedy) or a draw from the same distribution (rejection, block); see acceptance.py. Rows past
-the first rejection are not looked at, and a full-vocabulary row is copied only where settings change it.
+position (coupled rule, greedy) or a draw from the same distribution (rejection, block); see acceptance.py. The rows of
+all blocks are read together (block_rows.py); what is told of one block alone (margins, log-probabilities, why there is
+no token) is worked out here, row by row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from actors.algorithms import acceptance, sampling
+from actors.algorithms.block_rows import Grammar, choose, drafts_and_chances, draw, is_choice, rows_of_blocks
 from actors.algorithms.gumbel_max import GumbelMax
-from actors.algorithms.noise import NoiseSource, Stream, gumbel_of, row_key, uniform
-from actors.algorithms.row_edits import BranchHistory, EditedRow
-from actors.algorithms.row_program import NONE, CoupledChoice, LogitsRow, RowProgram
+from actors.algorithms.noise import NoiseSource, Stream, gumbel_of, row_key
+from actors.algorithms.row_program import RowProgram
 from actors.algorithms.types import Block
 from actors.errors import EngineError, InvalidSettingError, OutriderError
 from actors.messages import Alternatives, VerificationResult
@@ -25,13 +26,6 @@ from actors.messages import Alternatives, VerificationResult
 T = TypeVar("T")
 LARGEST_MARGIN = 1e9
 """Stands for infinity (there is no runner-up), which JSON cannot say."""
-
-
-class Grammar(Protocol):
-    """A constraint on the answer, standing at the block's first position."""
-
-    def mask(self, path: Sequence[int], /) -> Tensor:
-        """bool [V]: what may follow `path`, the block's first draft tokens. Raises OutriderError if it cannot tell."""
 
 
 class _NoChoiceError(Exception):
@@ -62,16 +56,20 @@ def verify_blocks(
     rows = sum(len(block.drafts) + 1 for block in blocks)
     if rows != logits.shape[0]:
         raise ValueError(f"{rows} rows of logits are needed for these blocks, not {logits.shape[0]}")
-    verifier = _Pass(logits, at_once)
+    verifier = _Pass(logits)
     start = 0
     outcomes = []
-    ready = verifier.choose_all(blocks, grammars)
+    at_once = logits.device.type != "cpu" if at_once is None else at_once
+    program = RowProgram(logits, at_once=at_once)
+    every = rows_of_blocks(blocks, grammars, verifier.size)
+    ready = choose(program, every, at_once=at_once)
+    drawn = draw(program, every) if at_once else {}
     for number, block in enumerate(blocks):
         choices = ready.get(number)
         outcome = _settled(block, choices) if choices is not None else None
         if outcome is None:
             grammar = grammars[number] if grammars is not None else None
-            outcome = _Decider(verifier, block, start, grammar, choices).decide()
+            outcome = _Decider(verifier, block, start, grammar, choices, drawn.get(number)).decide()
         outcomes.append(outcome)
         start += len(block.drafts) + 1
     return outcomes
@@ -84,15 +82,14 @@ def verify_alone(logits: Tensor, block: Block, grammar: Grammar | None = None) -
     The same code decides in production where margins are asked for, where a token cannot be chosen (it tells why), and
     under the rules that need p.
     """
-    return _Decider(_Pass(logits), block, 0, grammar, None).decide()
+    return _Decider(_Pass(logits), block, 0, grammar).decide()
 
 
 class _Pass:
     """What the blocks of a pass share: the logits, and the noise buffers."""
 
-    def __init__(self, logits: Tensor, at_once: bool | None = None) -> None:
+    def __init__(self, logits: Tensor) -> None:
         self._logits = logits
-        self._at_once = logits.device.type != "cpu" if at_once is None else at_once
         self.dtype = logits.dtype if logits.dtype == torch.float64 else torch.float32
         self.size = logits.shape[1]
         self.on_cpu = logits.device.type == "cpu"
@@ -109,84 +106,6 @@ class _Pass:
             self._race = GumbelMax(self.size, self.dtype, self._logits.device)
         return self._race
 
-    def choose_all(self, blocks: Sequence[Block], grammars: Sequence[Grammar | None] | None) -> dict[int, list[int]]:
-        """The target's own tokens at the rows of all blocks for which the rule is these tokens, by block.
-
-        On a device all rows are read at once: a launch and a copy cost more than a row's arithmetic. On a CPU
-        arithmetic is what costs, so the rows are read that the walks come to, one of each block at a time. A row that
-        was not read, or has no token, has -1.
-        """
-        program = RowProgram(self._logits, at_once=self._at_once)
-        reading = CoupledChoice(self.size, self.dtype, self._logits.device, at_once=self._at_once)
-        branches: dict[int, _Branches] = {}
-        start = 0
-        for number, block in enumerate(blocks):
-            if _is_choice(block) and not block.sampling.margins:
-                grammar = grammars[number] if grammars is not None else None
-                branches[number] = _Branches(block, start, grammar, self.size)
-            start += len(block.drafts) + 1
-        ready = {number: [NONE] * (len(blocks[number].drafts) + 1) for number in branches}
-        asked = [(number, row) for number, each in branches.items() for row in each.first(at_once=self._at_once)]
-        while asked:
-            rows = {(number, row): branches[number].ask(row) for number, row in asked}
-            known = {place: row for place, row in rows.items() if row is not None}
-            found = program.read(list(known.values()), reading)[:, 0].tolist()
-            for (number, row), token in zip(known, found, strict=True):
-                ready[number][row] = int(token)
-            following = ((number, branches[number].child(row, ready[number][row])) for number, row in known)
-            asked = [
-                (n, row) for n, row in following if row is not None and ready[n][row] == NONE and not self._at_once
-            ]
-        return ready
-
-
-class _Branches:
-    """The rows of one block: row 0 follows the committed prefix, row i + 1 the draft token i and those before it."""
-
-    def __init__(self, block: Block, start: int, grammar: Grammar | None, vocabulary: int) -> None:
-        self._block, self._start, self._grammar, self._size = block, start, grammar, vocabulary
-        settings = block.sampling
-        self._history = sampling.History(block.prompt, block.output, settings) if sampling.adjusts(settings) else None
-        self._unchanged = EditedRow(settings) if self._history is None and grammar is None else None
-        self._is_plain = settings.greedy and self._unchanged is not None
-
-    def first(self, *, at_once: bool) -> list[int]:
-        """The rows to begin with: all that can matter, if they are to be read at once or cost next to nothing."""
-        if not at_once and not self._is_plain:
-            return [0]
-        return [row for row in range(len(self._block.drafts) + 1) if self._is_possible(self._path(row))]
-
-    def child(self, row: int, token: int) -> int | None:
-        """The row that follows `row` by `token`, if that is a draft."""
-        drafts = self._block.drafts
-        return row + 1 if token != NONE and row < len(drafts) and drafts[row] == token else None
-
-    def ask(self, row: int) -> LogitsRow | None:
-        """None if the grammar cannot tell what may follow."""
-        block, path = self._block, self._path(row)
-        mask: Tensor | None = None
-        if self._grammar is not None:
-            try:
-                mask = self._grammar.mask(path)
-            except OutriderError:  # told when the block is decided, should it come to this row
-                return None
-        history = BranchHistory(self._history, path) if self._history is not None else None
-        key = 0 if block.sampling.greedy else row_key(block.seed, block.position + len(path))
-        if self._unchanged is not None:
-            return LogitsRow(self._start + row, key, self._unchanged)
-        return LogitsRow(self._start + row, key, EditedRow(block.sampling, history, mask, block.eos))
-
-    def _path(self, row: int) -> Sequence[int]:
-        return self._block.drafts[:row]
-
-    def _is_possible(self, path: Sequence[int]) -> bool:
-        return all(0 <= token < self._size for token in path)
-
-
-def _is_choice(block: Block) -> bool:
-    """Whether the block's tokens are the target's choices, not draws."""
-    return block.sampling.greedy or block.rule == "coupled"
-
 
 def _settled(block: Block, choices: Sequence[int]) -> VerificationResult | None:
     """What becomes of a block whose choices are made; None if a score is unusable, or more is to be told."""
@@ -200,10 +119,19 @@ def _settled(block: Block, choices: Sequence[int]) -> VerificationResult | None:
 
 
 class _Decider:
-    """One block of a pass. Rows are worked on when a rule asks for them, in order."""
+    """One block of a pass. Rows are worked on when a rule asks for them, in order, and are not known already.
+
+    ready: the target's own tokens by row, -1 where they are to be found out. drawn: what a probabilistic rule decided.
+    """
 
     def __init__(
-        self, verifier: _Pass, block: Block, start: int, grammar: Grammar | None, ready: list[int] | None
+        self,
+        verifier: _Pass,
+        block: Block,
+        start: int,
+        grammar: Grammar | None = None,
+        ready: list[int] | None = None,
+        drawn: tuple[int, int] | None = None,
     ) -> None:
         self._pass = verifier
         self._block = block
@@ -216,6 +144,7 @@ class _Decider:
         self._history = sampling.History(block.prompt, block.output, block.sampling) if self._adjusts else None
         self._grammar = grammar
         self._ready = ready
+        self._drawn = drawn
         self._adjusted: list[Tensor] = []
         self._choices: dict[int, int] = {}
         self._margins: dict[int, float] = {}
@@ -244,17 +173,15 @@ class _Decider:
 
     def _apply_rule(self) -> tuple[int, int]:
         block, drafts = self._block, self._drafts
-        if _is_choice(block):
+        if self._drawn is not None:
+            return self._drawn
+        if is_choice(block):
             tau = acceptance.coupled(_Lazy(self.choice), drafts)
             return tau, self.choice(tau)
         if block.rule == "typical":
             tau = acceptance.typical(_Lazy(self.p), _Lazy(self.choice), drafts)
             return tau, self.choice(tau)
-        supports = [*block.supports, *[None] * len(drafts)][: len(drafts)]
-        q = [acceptance.usable_support(s, x, self._pass.size) for s, x in zip(supports, drafts, strict=True)]
-        # Block verification looks at numbers past tau, so they belong to this pass: its first position is their salt.
-        salt = block.position if block.rule == "block" else 0
-        eta = [uniform(block.seed, block.position + i, Stream.ACCEPTANCE, salt) for i in range(len(drafts))]
+        q, eta = drafts_and_chances(block, drafts, self._pass.size)
         rule = acceptance.block if block.rule == "block" else acceptance.rejection
         decision = rule(_Lazy(self.p), q, drafts, eta)
         key = self._key(decision.tau, Stream.CORRECTION)
@@ -356,7 +283,7 @@ class _Decider:
 
     def _gaps(self, tokens: Sequence[int]) -> tuple[float, ...]:
         """The smallest change of a logit that makes another choice; only where tokens are choices, not draws."""
-        if not (self._settings.margins and _is_choice(self._block)):
+        if not (self._settings.margins and is_choice(self._block)):
             return ()
         return tuple(self._margins[i] for i in range(len(tokens)))
 

@@ -16,7 +16,7 @@ from actors.algorithms.drafting import DraftRow, RankedRow, rank_children
 from actors.algorithms.types import Block
 from actors.algorithms.verification import Grammar, verify_alone, verify_blocks
 from actors.errors import InvalidSettingError
-from actors.messages import VerificationResult
+from actors.messages import Support, VerificationResult
 from actors.settings import Rule, SamplingSettings
 
 VOCABULARIES = (12, 700, 3000)
@@ -92,35 +92,60 @@ def some_settings(drawn: np.random.Generator, size: int) -> dict[str, object]:
 
 
 def block_of(
-    fields: dict[str, object], drawn: np.random.Generator, rows: Tensor, grammar: Grammar | None, right: float
+    fields: dict[str, object],
+    drawn: np.random.Generator,
+    rows: Tensor,
+    grammar: Grammar | None,
+    right: float,
+    rule: Rule = "coupled",
 ) -> Block:
     """A block over `rows` [k + 1, V] whose drafts are the reference's own tokens with probability `right`."""
     size = rows.shape[1]
     prompt = [int(token) for token in drawn.integers(0, min(size, 12), drawn.integers(1, 6))]
     output = [int(token) for token in drawn.integers(0, min(size, 12), drawn.integers(0, 6))]
-    seed, drafts = int(drawn.integers(2**62)), []
+    seed, drafts, supports = int(drawn.integers(2**62)), [], []
     sampling = SamplingSettings.model_validate(fields)
+
+    def block() -> Block:
+        position = len(prompt) + len(output)
+        return Block(sampling, seed, position, prompt, output, drafts, supports, rule=rule, eos=(0,))
+
     for i in range(rows.shape[0] - 1):
-        block = Block(sampling, seed, len(prompt) + len(output), prompt, output, drafts, eos=(0,))
-        taken = verify_alone(rows[: i + 1], block, grammar).tokens
+        taken = verify_alone(rows[: i + 1], block(), grammar).tokens
         wrong = int(drawn.choice([drawn.integers(size), drawn.integers(size), -1, size, 2**40]))
         drafts = [*drafts, taken[i] if len(taken) > i and drawn.random() < right else wrong]
-    return Block(sampling, seed, len(prompt) + len(output), prompt, output, drafts, eos=(0,))
+        supports = [*supports, some_support(drafts[-1], drawn, size)] if rule in ("rejection", "block") else []
+    return block()
+
+
+def some_support(token: int, drawn: np.random.Generator, size: int) -> Support:
+    """q with `token` in it, or sometimes without, which makes it one-hot."""
+    others = drawn.permutation(size)[: int(drawn.integers(1, 9))].tolist()
+    tokens = tuple({token, *others}) if drawn.random() < 0.9 else tuple(others)
+    q = drawn.dirichlet(np.ones(len(tokens)))
+    return Support(tokens, tuple(q.tolist()))
 
 
 def compare(
-    cases: Sequence[dict[str, object]], seed: int, size: int, dtype: torch.dtype, *, at_once: bool, right: float = 0.8
+    cases: Sequence[dict[str, object]],
+    seed: int,
+    size: int,
+    dtype: torch.dtype,
+    *,
+    at_once: bool,
+    right: float = 0.8,
+    rules: Sequence[Rule] = ("coupled",),
 ) -> list[tuple[VerificationResult, VerificationResult]]:
     """(reference, found) of each case as a block of one batch, some of them under a grammar."""
     drawn = np.random.default_rng(seed)
     blocks, grammars, parts = [], [], []
-    for fields in cases:
+    for number, fields in enumerate(cases):
         rows = torch.from_numpy(drawn.standard_normal((int(drawn.integers(1, 5)), size)) * drawn.choice([0.5, 2, 6]))
         if drawn.random() < 0.03:
             rows[-1, int(drawn.integers(size))] = float(drawn.choice([np.nan, np.inf]))
         rows = rows.to(dtype)
         grammar = OddGrammar(size, seed) if drawn.random() < 0.2 else None
-        blocks.append(block_of(fields, drawn, rows, grammar, right))
+        blocks.append(block_of(fields, drawn, rows, grammar, right, rules[number % len(rules)]))
         grammars.append(grammar)
         parts.append(rows)
     found = verify_blocks(torch.cat(parts), blocks, grammars, at_once=at_once)
@@ -144,6 +169,23 @@ def test_settings_combined(seed: int, size: int, at_once: bool) -> None:
     cases = [some_settings(drawn, size) for _ in range(int(drawn.integers(1, 9)))]
     for expected, got in compare(cases, seed, size, torch.float64, at_once=at_once):
         assert repr(got) == repr(expected)  # as text, errors and NaN compare by value
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "typical"])
+def test_every_setting_alone_under_the_rules_that_need_p(rule: Rule) -> None:
+    for seed in range(4):
+        for expected, got in compare(ALONE, seed, 3000, torch.float64, at_once=True, rules=[rule]):
+            assert repr(got) == repr(expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(VOCABULARIES))
+def test_settings_combined_and_rules_mixed(seed: int, size: int) -> None:
+    drawn = np.random.default_rng(seed)
+    cases = [some_settings(drawn, size) for _ in range(int(drawn.integers(1, 9)))]
+    rules: list[Rule] = ["rejection", "block", "coupled", "typical"]
+    for expected, got in compare(cases, seed, size, torch.float64, at_once=True, rules=rules):
+        assert repr(got) == repr(expected)
 
 
 @pytest.mark.parametrize("at_once", [False, True])
