@@ -148,7 +148,8 @@ def draw(program: RowProgram, every: dict[int, BlockRows]) -> dict[int, tuple[in
     Blocks with a row that cannot be read are left out: they are decided alone, which tells why.
     """
     blocks = {n: rows for n, rows in every.items() if not is_choice(rows.block) and rows.block.rule != "typical"}
-    q, eta, named, asked = {}, {}, {}, {}
+    q, eta, asked = {}, {}, {}
+    named: dict[int, Sequence[int]] = {}
     for number, rows in blocks.items():
         drafts = rows.block.drafts[: rows.possible()[-1]]
         q[number], eta[number] = drafts_and_chances(rows.block, drafts, program.size)

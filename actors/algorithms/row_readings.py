@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from actors.algorithms import sampling
 from actors.algorithms.candidates import Kept
 from actors.algorithms.gumbel_max import GumbelMax
 from actors.algorithms.noise import NoiseSource, gumbel_of_words
@@ -135,6 +136,40 @@ class MostLikely:
         missing = count - columns.shape[1]
         total = scaled.logsumexp(-1, keepdim=True)
         return torch.cat([_padded(columns.double(), missing), _padded(best.double(), missing, -torch.inf), total], 1)
+
+
+class LogProbabilities:
+    """log softmax of a row at one token, and at the `count` most likely ids. tokens: by index of the row."""
+
+    def __init__(self, tokens: Mapping[int, int], count: int, *, at_once: bool) -> None:
+        self._tokens, self._count, self._on_cpu = tokens, max(1, count), not at_once
+        self.width = 2 * self._count + 1
+
+    def parts(self, found: NDArray[np.float64]) -> tuple[float, tuple[tuple[int, float], ...]]:
+        """Of what was read of a row: the token's log-probability, then ids with theirs, best first."""
+        ids, values = found[: self._count].astype(np.int64).tolist(), found[self._count :].tolist()
+        return values[0], tuple((token, value) for token, value in zip(ids, values[1:], strict=True) if token >= 0)
+
+    def of_all(self, z: Logits, rows: Sequence[LogitsRow]) -> Tensor:
+        if not self._on_cpu and isinstance(z, Tensor):
+            return self._of(z, torch.tensor([self._tokens[row.index] for row in rows], device=z.device))
+        lines = [self._one(row, self._tokens[ask.index]) for row, ask in zip(z, rows, strict=True)]
+        return torch.tensor(lines, dtype=torch.float64)
+
+    def of_kept(self, kept: Kept, rows: Sequence[LogitsRow]) -> Tensor:
+        raise NotImplementedError("log-probabilities are of the model's own logits, which no setting filters")
+
+    def _of(self, z: Tensor, tokens: Tensor) -> Tensor:
+        best, ids = z.topk(min(self._count, z.shape[1]))  # [R, count]
+        normaliser = z.logsumexp(-1, keepdim=True)
+        missing = self._count - best.shape[1]
+        values = torch.cat([z.gather(1, tokens[:, None]), best], 1) - normaliser
+        return torch.cat([_padded(ids.double(), missing, NONE), _padded(values.double(), missing)], 1)
+
+    def _one(self, z: Tensor, token: int) -> list[float]:
+        logprob, best = sampling.log_probabilities(z, token, self._count)
+        missing = self._count - len(best)
+        return [*(n for n, _ in best), *[NONE] * missing, logprob, *(value for _, value in best), *[0.0] * missing]
 
 
 def _padded(values: Tensor, missing: int, value: float = 0.0) -> Tensor:

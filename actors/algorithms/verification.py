@@ -9,6 +9,7 @@ no token) is worked out here, row by row.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Generic, TypeVar
 
 import torch
@@ -18,10 +19,13 @@ from actors.algorithms import acceptance, sampling
 from actors.algorithms.block_rows import Grammar, choose, drafts_and_chances, draw, is_choice, rows_of_blocks
 from actors.algorithms.gumbel_max import GumbelMax
 from actors.algorithms.noise import NoiseSource, Stream, gumbel_of, row_key
-from actors.algorithms.row_program import RowProgram
+from actors.algorithms.row_edits import EditedRow
+from actors.algorithms.row_program import LogitsRow, RowProgram
+from actors.algorithms.row_readings import LogProbabilities
 from actors.algorithms.types import Block
 from actors.errors import EngineError, InvalidSettingError, OutriderError
 from actors.messages import Alternatives, VerificationResult
+from actors.settings import SamplingSettings
 
 T = TypeVar("T")
 LARGEST_MARGIN = 1e9
@@ -57,7 +61,7 @@ def verify_blocks(
     if rows != logits.shape[0]:
         raise ValueError(f"{rows} rows of logits are needed for these blocks, not {logits.shape[0]}")
     verifier = _Pass(logits)
-    start = 0
+    starts = list(accumulate((len(block.drafts) + 1 for block in blocks), initial=0))
     outcomes = []
     at_once = logits.device.type != "cpu" if at_once is None else at_once
     program = RowProgram(logits, at_once=at_once)
@@ -69,9 +73,10 @@ def verify_blocks(
         outcome = _settled(block, choices) if choices is not None else None
         if outcome is None:
             grammar = grammars[number] if grammars is not None else None
-            outcome = _Decider(verifier, block, start, grammar, choices, drawn.get(number)).decide()
+            outcome = _Decider(verifier, block, starts[number], grammar, choices, drawn.get(number)).decide()
         outcomes.append(outcome)
-        start += len(block.drafts) + 1
+    if any(block.sampling.logprobs is not None for block in blocks):
+        _add_alternatives(program, outcomes, blocks, starts, at_once=at_once)
     return outcomes
 
 
@@ -82,7 +87,31 @@ def verify_alone(logits: Tensor, block: Block, grammar: Grammar | None = None) -
     The same code decides in production where margins are asked for, where a token cannot be chosen (it tells why), and
     under the rules that need p.
     """
-    return _Decider(_Pass(logits), block, 0, grammar).decide()
+    result = _Decider(_Pass(logits), block, 0, grammar).decide()
+    _add_alternatives(RowProgram(logits, at_once=False), [result], [block], [0], at_once=False)
+    return result
+
+
+def _add_alternatives(
+    program: RowProgram,
+    results: Sequence[VerificationResult],
+    blocks: Sequence[Block],
+    starts: Sequence[int],
+    *,
+    at_once: bool,
+) -> None:
+    """Log-probabilities by the model's own logits, where they are asked for."""
+    told = [(result, block, start) for result, block, start in zip(results, blocks, starts, strict=False)]
+    told = [each for each in told if each[1].sampling.logprobs is not None]
+    tokens = {start + i: token for result, _, start in told for i, token in enumerate(result.tokens)}
+    most = max((block.sampling.logprobs or 0 for _, block, _ in told), default=0)
+    reading = LogProbabilities(tokens, most, at_once=at_once)
+    as_it_is = EditedRow(SamplingSettings(temperature=0))
+    read = program.read([LogitsRow(index, 0, as_it_is) for index in tokens], reading)
+    found = {index: reading.parts(row) for index, row in zip(tokens, read, strict=True)}
+    for result, block, start in told:
+        each = [found[start + i] for i in range(len(result.tokens))]
+        result.alternatives = tuple(Alternatives(logprob, top[: block.sampling.logprobs]) for logprob, top in each)
 
 
 class _Pass:
@@ -108,9 +137,7 @@ class _Pass:
 
 
 def _settled(block: Block, choices: Sequence[int]) -> VerificationResult | None:
-    """What becomes of a block whose choices are made; None if a score is unusable, or more is to be told."""
-    if block.sampling.logprobs is not None:
-        return None
+    """What becomes of a block whose choices are made; None if a score is unusable."""
     tau = acceptance.coupled(choices, block.drafts)
     if min(choices[: tau + 1]) < 0:
         return None
@@ -166,7 +193,6 @@ class _Decider:
             tuple(tokens),
             len(block.drafts),
             tau,
-            alternatives=self._alternatives(tokens),
             margins=self._gaps(tokens),
             error=error,
         )
@@ -286,18 +312,6 @@ class _Decider:
         if not (self._settings.margins and is_choice(self._block)):
             return ()
         return tuple(self._margins[i] for i in range(len(tokens)))
-
-    def _alternatives(self, tokens: Sequence[int]) -> tuple[Alternatives, ...]:
-        count = self._settings.logprobs
-        if count is None or not tokens:
-            return ()
-        return tuple(self._view(self._pass.row(self._start + i), token, count) for i, token in enumerate(tokens))
-
-    @staticmethod
-    def _view(row: Tensor, token: int, count: int) -> Alternatives:
-        """By the model's own logits."""
-        logprob, best = sampling.log_probabilities(row, token, count)
-        return Alternatives(logprob, tuple(best))
 
 
 def _most_perturbed(scaled: Tensor, key: int, ids: Tensor) -> int:
