@@ -24,6 +24,8 @@ _FARTHEST = 32.0
 """And within twice this, where top_k asks for more of them."""
 _MOST = 4096
 """On a CPU, most candidates of a row."""
+_ROUNDING = 1e-4
+"""Of the sum of a row's probabilities in float32."""
 _WIDTH = 1024
 """On a device, candidates of each row."""
 _CHUNK_ON_CPU = 2**18
@@ -136,13 +138,20 @@ def _nearest(row: Tensor, settings: SamplingSettings, number: int, spare: Tensor
     if len(ids) < settings.top_k and len(ids) == np.count_nonzero(scores > -np.inf):
         complete = -np.inf
     if len(ids) > _MOST or not np.isfinite(best):
-        ids, complete = np.zeros(1, dtype=np.int64), np.inf
+        return _too_few(number, scaled)
     places = torch.from_numpy(ids)
     near = scaled[places]
     weights = near
     if settings.top_p < 1 and not _limits(settings):
         weights = torch.softmax(scaled, -1, out=spare)[places]
+        if complete > -np.inf and float(weights.sum()) < settings.top_p - _ROUNDING:
+            return _too_few(number, scaled)
     return _Near(number, ids, near, weights, float(complete))
+
+
+def _too_few(number: int, scaled: Tensor) -> _Near:
+    """A row that is not sure, whatever the settings."""
+    return _Near(number, np.zeros(1, dtype=np.int64), scaled[:1], scaled[:1], math.inf)
 
 
 def _by_size(near: list[_Near]) -> Iterator[list[_Near]]:
