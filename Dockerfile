@@ -39,7 +39,6 @@ WORKDIR /opt/outrider
 COPY actors/ actors/
 COPY cluster/ cluster/
 COPY deployments/ deployments/
-COPY k8s/base/rayservice.yaml k8s/base/rayservice.yaml
 # Compiled now: the root is read-only later. PYTHONPATH makes `actors`, `cluster` and `deployments` these ones, in
 # the controller, in replicas and in every Ray worker alike.
 RUN /opt/venv/bin/python -m compileall -q actors cluster deployments

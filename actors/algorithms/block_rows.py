@@ -34,17 +34,23 @@ def is_choice(block: Block) -> bool:
 
 
 class BlockRows:
-    """The rows of one block: row 0 follows the committed prefix, row i + 1 the draft token i and those before it.
+    """The rows of one block: row 0 follows the committed prefix, row i + 1 the draft token i and those before it on its
+    path or, in a tree of drafts, its branch.
 
     start: index of row 0 in the logits of the pass, of which each has `size` columns.
     """
 
     def __init__(self, block: Block, start: int, grammar: Grammar | None, size: int) -> None:
         self.block = block
-        self._start, self._grammar, self._size = start, grammar, size
+        self._start, self._grammar = start, grammar
         settings = block.sampling
         self._history = sampling.History(block.prompt, block.output, settings) if sampling.adjusts(settings) else None
         self._unchanged = EditedRow(settings) if self._history is None and grammar is None else None
+        self._parents = block.parents or range(-1, len(block.drafts) - 1)
+        self._paths: list[tuple[int, ...] | None] = [()]
+        for i, (token, parent) in enumerate(zip(block.drafts, self._parents, strict=True)):
+            before = self._paths[parent + 1] if -1 <= parent < i else None
+            self._paths.append((*before, token) if before is not None and 0 <= token < size else None)
 
     @property
     def is_plain(self) -> bool:
@@ -53,17 +59,20 @@ class BlockRows:
 
     def possible(self) -> list[int]:
         """The rows that can matter: none past a draft token that the target does not have."""
-        outside = (i for i, token in enumerate(self.block.drafts) if not 0 <= token < self._size)
-        return list(range(next(outside, len(self.block.drafts)) + 1))
+        return [row for row, path in enumerate(self._paths) if path is not None]
 
     def child(self, row: int, token: int) -> int | None:
-        """The row that follows `row` by `token`, if that is a draft."""
-        drafts = self.block.drafts
-        return row + 1 if token != NONE and row < len(drafts) and drafts[row] == token else None
+        """The row that follows `row` by `token`, if that is a draft; of duplicate siblings the first."""
+        for i in range(row, len(self._parents)):
+            if self._parents[i] == row - 1 and self.block.drafts[i] == token != NONE:
+                return i + 1
+        return None
 
     def ask(self, row: int, stream: Stream = Stream.SHARED) -> LogitsRow | None:
-        """The row with its history and its noise; None if the grammar cannot tell what may follow."""
-        block, path = self.block, self.block.drafts[:row]
+        """The row with its history and noise; None if it cannot matter, or the grammar cannot tell what may follow."""
+        block, path = self.block, self._paths[row]
+        if path is None:
+            return None
         key = 0 if block.sampling.greedy else row_key(block.seed, block.position + len(path), stream)
         if self._unchanged is not None:
             return LogitsRow(self._start + row, key, self._unchanged)

@@ -85,19 +85,19 @@ def rank_children(
     # Typical acceptance takes the shared draw, but its confidences are expectations.
     expected = [n for n in shared if rule == "typical" and not rows[n].sampling.greedy]
     count = min(support, size) if drawn else min(max(support, branching), size)
-    likely = program.read([_logits_row(n, rows[n]) for n in drawn + expected], MostLikely(count))
-    ids = np.arange(size) if vocabulary is None else vocabulary.cpu().numpy()
+    reading = MostLikely(count, vocabulary)
+    likely = program.read([_logits_row(n, rows[n]) for n in drawn + expected], reading)
     ranked: dict[int, RankedRow] = {}
     for n, found in zip(shared, raced, strict=True):
-        ranked[n] = _shared(ids, *best.parts(found))
+        ranked[n] = _shared(*best.parts(found))
     for n, found in zip(drawn + expected, likely, strict=True):
-        columns, scores, total = MostLikely.parts(found)
+        tokens_of_q, scores, total = reading.parts(found)
         if n in ranked and ranked[n].tokens:
             q = np.exp(scores[scores > -np.inf] - total)
             tokens = ranked[n].tokens
             ranked[n] = RankedRow(tokens, tuple(expected_confidences(q.tolist(), len(tokens))))
         elif n not in ranked:
-            ranked[n] = _drawn(ids[columns], scores, rows[n], branching)
+            ranked[n] = _drawn(tokens_of_q, scores, rows[n], branching)
     return [ranked[n] for n in range(len(rows))]
 
 
@@ -141,10 +141,10 @@ def _cheap(ask: DraftRow) -> SamplingSettings:
     return settings.model_copy(update=changed) if changed else settings
 
 
-def _shared(ids: NDArray[np.int64], columns: NDArray[np.int64], confidences: NDArray[np.float64]) -> RankedRow:
+def _shared(tokens: NDArray[np.int64], confidences: NDArray[np.float64]) -> RankedRow:
     """Coupled, typical and greedy: deterministic given the shared noise."""
     sound = confidences > 0  # no NaN, nothing masked
-    return RankedRow(tuple(ids[columns[sound]].tolist()), tuple(confidences[sound].tolist()))
+    return RankedRow(tuple(tokens[sound].tolist()), tuple(confidences[sound].tolist()))
 
 
 def _drawn(ids: NDArray[np.int64], scores: NDArray[np.float64], ask: DraftRow, branching: int) -> RankedRow:

@@ -64,17 +64,18 @@ class CoupledChoice:
 
 
 class BestPerturbed:
-    """The `count` best columns by log q + g, or by log q where greedy, and the softmax of these scores at each.
+    """The `count` best tokens by log q + g, or by log q where greedy, and the softmax of these scores at each.
 
-    vocabulary: the id of each column, as of RowProgram.
+    vocabulary: the id of each column, as of RowProgram; the tokens read are such ids.
     """
 
     def __init__(self, count: int, vocabulary: Tensor | None = None) -> None:
         self.width = 2 * count
         self._count, self._vocabulary = count, vocabulary
+        self._source: NoiseSource | None = None
 
     def parts(self, found: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Of what was read of a row: columns and confidences, which are not above 0 where there is nothing."""
+        """Of what was read of a row: tokens and confidences, which are not above 0 where there is nothing."""
         return found[: self._count].astype(np.int64), found[self._count :]
 
     def of_all(self, z: Logits, rows: Sequence[LogitsRow]) -> Tensor:
@@ -85,7 +86,7 @@ class BestPerturbed:
     def of_kept(self, kept: Kept, rows: Sequence[LogitsRow]) -> Tensor:
         tokens = kept.ids if self._vocabulary is None else self._vocabulary[kept.ids]
         noise = NoiseSource(tokens, kept.scaled.dtype, len(rows)).negated([row.key for row in rows])
-        return self._rank(kept.scaled - noise, kept.ids)
+        return self._rank(kept.scaled - noise, tokens)
 
     def _perturbed(self, z: Tensor, rows: Sequence[LogitsRow]) -> Tensor:
         """[R, V]"""
@@ -93,32 +94,41 @@ class BestPerturbed:
             return z
         greedy = torch.tensor([row.changes.sampling.greedy for row in rows], device=z.device)[:, None]
         heat = [1.0 if row.changes.sampling.greedy else row.changes.sampling.temperature for row in rows]
-        tokens = z.shape[1] if self._vocabulary is None else self._vocabulary
-        noise = NoiseSource(tokens, z.dtype, len(rows), z.device).negated([row.key for row in rows])
+        noise = self._noise(z, len(rows)).negated([row.key for row in rows])
         scaled = z / torch.tensor(heat, dtype=z.dtype, device=z.device)[:, None]
         return scaled.sub_(noise.masked_fill_(greedy, 0.0))
+
+    def _noise(self, z: Tensor, count: int) -> NoiseSource:
+        tokens = z.shape[1] if self._vocabulary is None else self._vocabulary
+        if count > 1:
+            return NoiseSource(tokens, z.dtype, count, z.device)
+        if self._source is None:
+            self._source = NoiseSource(tokens, z.dtype, 1, z.device)
+        return self._source
 
     def _rank(self, scores: Tensor, ids: Tensor | None = None) -> Tensor:
         best, places = scores.topk(min(self._count, scores.shape[1]))  # [R, B]
         confidences = (best - scores.logsumexp(-1, keepdim=True)).exp()
-        columns = places if ids is None else ids.gather(1, places)
-        missing = self._count - columns.shape[1]
-        return torch.cat([_padded(columns.double(), missing), _padded(confidences.double(), missing)], 1)
+        tokens = _tokens(places, ids, self._vocabulary)
+        missing = self._count - tokens.shape[1]
+        return torch.cat([_padded(tokens.double(), missing), _padded(confidences.double(), missing)], 1)
 
 
 class MostLikely:
-    """The `count` best columns by q, their log q but for a constant, best first, and log of the sum over all of q."""
+    """The `count` best tokens by q, their log q but for a constant, best first, and log of the sum over all of q.
 
-    def __init__(self, count: int) -> None:
+    vocabulary: as of BestPerturbed.
+    """
+
+    def __init__(self, count: int, vocabulary: Tensor | None = None) -> None:
         self.width = 2 * count + 1
+        self._count, self._vocabulary = count, vocabulary
 
-    @staticmethod
-    def parts(found: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64], float]:
-        """Of what was read of a row: columns, scores (-inf where there is nothing) and the log of the sum."""
-        count = len(found) // 2
-        if found[0] == NONE or not np.isfinite(found[count]):
+    def parts(self, found: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64], float]:
+        """Of what was read of a row: tokens, scores (-inf where there is nothing) and the log of the sum."""
+        if found[0] == NONE or not np.isfinite(found[self._count]):
             return np.zeros(0, dtype=np.int64), np.zeros(0), 0.0
-        return found[:count].astype(np.int64), found[count:-1], float(found[-1])
+        return found[: self._count].astype(np.int64), found[self._count : -1], float(found[-1])
 
     def of_all(self, z: Logits, rows: Sequence[LogitsRow]) -> Tensor:
         if not isinstance(z, Tensor):
@@ -127,15 +137,21 @@ class MostLikely:
         return self._rank(z / torch.tensor(heat, dtype=z.dtype, device=z.device)[:, None])
 
     def of_kept(self, kept: Kept, rows: Sequence[LogitsRow]) -> Tensor:
-        return self._rank(kept.scaled, kept.ids)
+        return self._rank(kept.scaled, kept.ids if self._vocabulary is None else self._vocabulary[kept.ids])
 
     def _rank(self, scaled: Tensor, ids: Tensor | None = None) -> Tensor:
-        count = self.width // 2
-        best, places = scaled.topk(min(count, scaled.shape[1]))  # [R, S]
-        columns = places if ids is None else ids.gather(1, places)
-        missing = count - columns.shape[1]
+        best, places = scaled.topk(min(self._count, scaled.shape[1]))  # [R, S]
+        tokens = _tokens(places, ids, self._vocabulary)
+        missing = self._count - tokens.shape[1]
         total = scaled.logsumexp(-1, keepdim=True)
-        return torch.cat([_padded(columns.double(), missing), _padded(best.double(), missing, -torch.inf), total], 1)
+        return torch.cat([_padded(tokens.double(), missing), _padded(best.double(), missing, -torch.inf), total], 1)
+
+
+def _tokens(places: Tensor, ids: Tensor | None, vocabulary: Tensor | None) -> Tensor:
+    """Token of each place [R, B]: of candidates with `ids` [R, C], or of columns."""
+    if ids is not None:
+        return ids.gather(1, places)
+    return places if vocabulary is None else vocabulary[places]
 
 
 class LogProbabilities:

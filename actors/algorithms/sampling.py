@@ -152,7 +152,16 @@ class Columns:
 
     def __init__(self, size: int, ids: Tensor | None = None) -> None:
         self._size = size
-        self._column = None if ids is None else {token: n for n, token in enumerate(ids.tolist())}
+        self._ids = ids
+        self._by_token: dict[int, int] | None = None
+
+    @property
+    def _column(self) -> dict[int, int] | None:
+        """None where ids are columns. Made when it is asked for first: it takes longer than the rest of a draft step,
+        and most settings need none."""
+        if self._ids is not None and self._by_token is None:
+            self._by_token = {token: n for n, token in enumerate(self._ids.tolist())}
+        return self._by_token
 
     def of(self, tokens: Iterable[int], row: Tensor) -> Tensor:
         """int64: the columns of those tokens that the row holds, in their order."""
@@ -170,16 +179,18 @@ class Columns:
 
     def places(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Columns of those `tokens` that the row holds, and which these are."""
-        if self._column is None:
+        column = self._column
+        if column is None:
             kept = tokens < self._size
             return tokens[kept], kept
-        found = np.array([self._column.get(token, -1) for token in tokens.tolist()], dtype=np.int64)
+        found = np.array([column.get(token, -1) for token in tokens.tolist()], dtype=np.int64)
         kept = found >= 0
         return found[kept], kept
 
     def _find(self, token: int) -> int | None:
-        if self._column is not None:
-            return self._column.get(token)
+        column = self._column
+        if column is not None:
+            return column.get(token)
         return token if token < self._size else None
 
 

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from actors.algorithms import acceptance, sampling
+from actors.algorithms import acceptance, draft_tree, sampling
 from actors.algorithms.block_rows import Grammar, choose, drafts_and_chances, draw, is_choice, rows_of_blocks
 from actors.algorithms.gumbel_max import GumbelMax
 from actors.algorithms.noise import NoiseSource, Stream, gumbel_of, row_key
@@ -101,17 +101,28 @@ def _add_alternatives(
     at_once: bool,
 ) -> None:
     """Log-probabilities by the model's own logits, where they are asked for."""
-    told = [(result, block, start) for result, block, start in zip(results, blocks, starts, strict=False)]
-    told = [each for each in told if each[1].sampling.logprobs is not None]
-    tokens = {start + i: token for result, _, start in told for i, token in enumerate(result.tokens)}
-    most = max((block.sampling.logprobs or 0 for _, block, _ in told), default=0)
+    told = [
+        (result, block, _rows_of(result, block, start))
+        for result, block, start in zip(results, blocks, starts, strict=False)
+        if block.sampling.logprobs is not None
+    ]
+    tokens = {row: token for result, _, rows in told for row, token in zip(rows, result.tokens, strict=True)}
+    most = max(block.sampling.logprobs or 0 for block in blocks)
     reading = LogProbabilities(tokens, most, at_once=at_once)
     as_it_is = EditedRow(SamplingSettings(temperature=0))
     read = program.read([LogitsRow(index, 0, as_it_is) for index in tokens], reading)
     found = {index: reading.parts(row) for index, row in zip(tokens, read, strict=True)}
-    for result, block, start in told:
-        each = [found[start + i] for i in range(len(result.tokens))]
+    for result, block, rows in told:
+        each = [found[row] for row in rows]
         result.alternatives = tuple(Alternatives(logprob, top[: block.sampling.logprobs]) for logprob, top in each)
+
+
+def _rows_of(result: VerificationResult, block: Block, start: int) -> list[int]:
+    """The row of logits from which each committed token came."""
+    if not block.parents:
+        return [start + i for i in range(len(result.tokens))]
+    path = draft_tree.follow(block.drafts, block.parents, result.tokens[: result.accepted])
+    return [start, *(start + node + 1 for node in path)][: len(result.tokens)]
 
 
 class _Pass:
@@ -138,15 +149,19 @@ class _Pass:
 
 def _settled(block: Block, choices: Sequence[int]) -> VerificationResult | None:
     """What becomes of a block whose choices are made; None if a score is unusable."""
-    tau = acceptance.coupled(choices, block.drafts)
-    if min(choices[: tau + 1]) < 0:
+    path = draft_tree.walk(block.drafts, block.parents, choices)
+    last = choices[path[-1] + 1 if path else 0]
+    if last < 0:  # the walk ends at the first unusable score, or past a draft token that is none
         return None
-    tokens = (*block.drafts[:tau], choices[tau])
-    return VerificationResult(block.sequence, block.position, tokens, len(block.drafts), tau)
+    tokens = (*(block.drafts[node] for node in path), last)
+    return VerificationResult(block.sequence, block.position, tokens, len(block.drafts), len(path))
 
 
 class _Decider:
     """One block of a pass. Rows are worked on when a rule asks for them, in order, and are not known already.
+
+    Places count tokens from the block's first position on. Of a tree, the rows are those of the nodes that the walk has
+    come to: place i is the row of the i-th accepted node, and the history is the branch's own.
 
     ready: the target's own tokens by row, -1 where they are to be found out. drawn: what a probabilistic rule decided.
     """
@@ -167,6 +182,9 @@ class _Decider:
         # An id that the target does not have is a token of probability zero: the block ends before it.
         inside = [0 <= token < verifier.size for token in block.drafts]
         self._drafts = list(block.drafts[: inside.index(False)] if False in inside else block.drafts)
+        self._rows: list[int] = list(range(len(self._drafts) + 1))
+        if block.parents:
+            self._drafts, self._rows = [], [0]
         self._adjusts = sampling.adjusts(block.sampling)
         self._history = sampling.History(block.prompt, block.output, block.sampling) if self._adjusts else None
         self._grammar = grammar
@@ -195,12 +213,19 @@ class _Decider:
             tau,
             margins=self._gaps(tokens),
             error=error,
+            rejected=self._rejected(tokens[:tau]) if self._settings.margins and error is None else (),
         )
+
+    def _rejected(self, accepted: Sequence[int]) -> tuple[int, ...]:
+        return draft_tree.rejected(self._block.drafts, self._block.parents, accepted)
 
     def _apply_rule(self) -> tuple[int, int]:
         block, drafts = self._block, self._drafts
         if self._drawn is not None:
             return self._drawn
+        if block.parents:
+            tau = len(draft_tree.walk(block.drafts, block.parents, _Lazy(self._choice_at)))
+            return tau, self.choice(tau)
         if is_choice(block):
             tau = acceptance.coupled(_Lazy(self.choice), drafts)
             return tau, self.choice(tau)
@@ -213,11 +238,18 @@ class _Decider:
         key = self._key(decision.tau, Stream.CORRECTION)
         return decision.tau, self._pass.race.draw(decision.y, key)
 
+    def _choice_at(self, row: int) -> int:
+        """The target's own token at a row of a tree, which is the next one of the walk."""
+        if row:
+            self._drafts.append(self._block.drafts[row - 1])
+            self._rows.append(row)
+        return self.choice(len(self._drafts))
+
     def choice(self, i: int) -> int:
-        """The target's own token at row i: greedy, or with the shared noise."""
+        """The target's own token at place i: greedy, or with the shared noise."""
         if i not in self._choices:
-            if self._ready is not None and self._ready[i] >= 0:
-                self._choices[i] = self._ready[i]
+            if self._ready is not None and self._ready[self._rows[i]] >= 0:
+                self._choices[i] = self._ready[self._rows[i]]
             elif self._settings.greedy:
                 self._choices[i] = self._greedily(self._row(i), i)
             else:
@@ -234,7 +266,7 @@ class _Decider:
         """Adjusted logits [V] at row i, which hold a finite maximum."""
         while len(self._adjusted) <= i:
             n = len(self._adjusted)
-            row = self._pass.row(self._start + n)
+            row = self._logits(n)
             if self._grammar is not None:
                 row = row.masked_fill(~self._allowed(self._grammar, n).to(row.device), -torch.inf)
             if self._history is not None:
@@ -246,6 +278,10 @@ class _Decider:
             self._check(row, n)
         return self._adjusted[i]
 
+    def _logits(self, i: int) -> Tensor:
+        """The model's own logits [V] at place i."""
+        return self._pass.row(self._start + self._rows[i])
+
     def _allowed(self, grammar: Grammar, n: int) -> Tensor:
         try:
             return grammar.mask(self._drafts[:n])
@@ -255,7 +291,7 @@ class _Decider:
     def _check(self, row: Tensor, n: int) -> None:
         best = sampling.largest(row)
         if best == -torch.inf:
-            raw = float(self._pass.row(self._start + n).amax())
+            raw = float(self._logits(n).amax())
             if raw != -torch.inf:
                 raise _NoChoiceError(self._unsatisfiable(n))
         if not -torch.inf < best < torch.inf:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from actors.algorithms.outcome_tree import Forest
-from actors.engines.protocol import DraftModel, ModelCard
+from actors.engines.protocol import DraftModel, FeatureReader, ModelCard
 from actors.errors import OverloadedError, RequestError
 from actors.messages import Cancel, CommitUpdate, DraftMessage, Expansion, OpenSequence, ProposalBatch, prefix_key
 from actors.replica.pass_metrics import StepMetrics
@@ -46,7 +46,7 @@ class DraftActor(Replica[DraftMessage, ProposalBatch]):
         self._model = self._make_model()
         self._forest = Forest(self._settings.tree)
         card = self._model.card()
-        self._accounts = StepMetrics(self._recorder, card.slots)
+        self._metrics = StepMetrics(self._recorder, card.slots)
         return card
 
     # -- mail ----------------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ class DraftActor(Replica[DraftMessage, ProposalBatch]):
                     self._open(link, message)
                 case Cancel():
                     self._close(message.sequences)
-                    self._accounts.occupied(len(self._owners))
+                    self._metrics.occupied(len(self._owners))
 
     def _open(self, link: str, opening: OpenSequence) -> None:
         name = opening.sequence
@@ -86,6 +86,8 @@ class DraftActor(Replica[DraftMessage, ProposalBatch]):
         else:
             if progress:
                 self._model.advance(name, commit.tokens[-progress:])
+            if commit.features is not None and isinstance(self._model, FeatureReader):
+                self._model.read_features(name, commit.features)
             self._forest.set_weight(name, 0.0 if commit.declined else 1.0)
 
     def _close(self, sequences: Sequence[str]) -> None:
@@ -100,7 +102,7 @@ class DraftActor(Replica[DraftMessage, ProposalBatch]):
 
     def _drop_link(self, link: str) -> None:
         self._close([name for name, owner in self._owners.items() if owner == link])
-        self._accounts.occupied(len(self._owners))
+        self._metrics.occupied(len(self._owners))
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -119,8 +121,8 @@ class DraftActor(Replica[DraftMessage, ProposalBatch]):
         self._forest.observe_step(len(requests), seconds)
         grown = self._forest.grow(answers)
         if requests:
-            drafted = sum(len(e.tokens) for expansions in grown.values() for e in expansions)
-            self._accounts.step_done(seconds=seconds, drafted=drafted, sequences=len(self._owners))
+            drafted = sum(map(len, grown.values()))  # of each node its first guess; alternatives come on top
+            self._metrics.step_done(seconds=seconds, drafted=drafted, sequences=len(self._owners))
         return self._batches(grown, seconds, len(requests))
 
     def _batches(self, grown: dict[str, list[Expansion]], seconds: float, rows: int) -> dict[str, ProposalBatch]:
@@ -158,7 +160,7 @@ class DraftActor(Replica[DraftMessage, ProposalBatch]):
         }
 
     def _facts(self) -> dict[str, float]:
-        return self._load() | self._accounts.facts()
+        return self._load() | self._metrics.facts()
 
     def _busy(self) -> bool:
         return bool(self._owners) and not self._frontier_empty

@@ -59,11 +59,11 @@ class DraftRouting:
         for session in self._sessions.values():
             self.place(session)
 
-    def drop(self, session: Session, tell: bool = True) -> None:
-        """End the session at its draft, if it has one. tell: the draft does not know yet."""
+    def drop(self, session: Session, notify: bool = True) -> None:
+        """End the session at its draft, if it has one. notify: the draft does not know yet."""
         if session.draft is not None:
             session.draft.load.discard(session.request.id)
-            if tell:
+            if notify:
                 session.draft.post(Cancel((session.request.id,)))
             session.draft = None
 
@@ -95,7 +95,7 @@ class DraftRouting:
             session = self._sessions.get(name)
             if session is not None and session.draft is connection:
                 self._recorder.add(telemetry.MOVES, 1, tier="draft")
-                self.drop(session, tell=False)
+                self.drop(session, notify=False)
                 self.place(session)
 
     def check(self, connection: DraftConnection) -> str | None:
@@ -116,4 +116,7 @@ def mismatch(target: ModelCard, draft: ModelCard) -> str | None:
             "draft and target have vocabularies of the same size but their ids stand for different tokens: "
             "use a draft made for this target's tokenizer"
         )
+    if draft.features and draft.features != target.features:
+        told = "fused in another way than it was trained with" if target.features else "not at all"
+        return f"the draft reads the target's hidden states, and gets them {told}: set target and draft up together"
     return None

@@ -225,4 +225,4 @@ class Orchestrator:
             for name in batch.refused:
                 session = self._sessions.get(name)
                 if session is not None and session.draft is draft:
-                    self._routing.drop_draft(session, tell=False)
+                    self._routing.drop_draft(session, notify=False)

@@ -80,6 +80,6 @@ class Routing:
         self._targets.release(session)
         self._drafts.drop(session)
 
-    def drop_draft(self, session: Session, tell: bool = True) -> None:
-        """End the session at its draft, if it has one. tell: the draft does not know yet."""
-        self._drafts.drop(session, tell)
+    def drop_draft(self, session: Session, notify: bool = True) -> None:
+        """End the session at its draft, if it has one. notify: the draft does not know yet."""
+        self._drafts.drop(session, notify)

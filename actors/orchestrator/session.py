@@ -88,7 +88,7 @@ class Session:
             self.alternatives.extend(result.alternatives)
         self.ended = result.finish is not None
         self.events.put_nowait(result)
-        return CommitUpdate(result.sequence, result.position, result.tokens, result.declined)
+        return CommitUpdate(result.sequence, result.position, result.tokens, result.declined, result.features)
 
     async def step(self) -> Delta:
         """The next step of the answer: all that was decided since the last one.
@@ -130,7 +130,14 @@ class Session:
             finish=finish,
             stop=stop if stop is not None else self._stop_token(result),
             usage=self._usage() if finish is not None else None,
+            rejected=self._rejected(result, n),
         )
+
+    def _rejected(self, result: VerificationResult, n: int) -> tuple[tuple[int, ...], ...]:
+        """Per delivered token the drafts in whose place it is: those of a result stand behind its last token."""
+        if not (self.opening.sampling.margins and n):
+            return ()
+        return (((),) * (n - 1)) + ((result.rejected if n == len(result.tokens) else ()),)
 
     def _shown(self, result: VerificationResult) -> tuple[int, ...]:
         """Tokens whose text is part of the answer: a token that stops is committed but not shown."""

@@ -146,15 +146,16 @@ class PassMetrics:
             self._inter_token += _SMOOTHING * (whole * rows / committed - self._inter_token)
             self._reside(rows * whole, sum(r.finish is not None for r in results))
         if report.plain_seconds > 0 and report.seconds > 0 and results:
-            gain = (committed / report.seconds) / (len(results) / report.plain_seconds)
+            taken = report.form_seconds + report.seconds + report.commit_seconds
+            gain = (committed / taken) / (len(results) / report.plain_seconds)
             self._gain = gain if self._gain is None else self._gain + _SMOOTHING * (gain - self._gain)
             recorder.set(telemetry.SPECULATION_GAIN, self._gain)
 
     def _reside(self, row_seconds: float, ended: int) -> None:
         """Little's law over the last twenty or so sequences that ended: time in passes, over how many ended in it."""
-        kept = (1 - _SMOOTHING) ** ended
-        self._row_seconds = kept * self._row_seconds + row_seconds
-        self._ended = kept * self._ended + ended
+        memory = (1 - _SMOOTHING) ** ended
+        self._row_seconds = memory * self._row_seconds + row_seconds
+        self._ended = memory * self._ended + ended
 
 
 class StepMetrics:

@@ -48,8 +48,8 @@ class TargetActor(Replica[TargetMessage, VerificationBatch]):
     def _prepare(self) -> ModelCard:
         model = self._make_model()
         card = model.card()
-        self._broker = ProposalBroker(self._settings, card.vocabulary, self._clock)
-        self._accounts = PassMetrics(self._recorder, self._settings)
+        self._broker = ProposalBroker(self._settings, card.vocabulary, self._clock, trees=card.trees)
+        self._metrics = PassMetrics(self._recorder, self._settings)
         self._scheduler = Scheduler(model, self._settings, self._broker, self._clock)
         return card
 
@@ -70,7 +70,7 @@ class TargetActor(Replica[TargetMessage, VerificationBatch]):
                     self._passes.cancel(message.sequences)
                     for name in message.sequences:
                         self._tracer.end(name, finish="cancelled")
-                    self._accounts.occupied(self._passes)
+                    self._metrics.occupied(self._passes)
 
     def _offer(self, batch: ProposalBatch) -> None:
         mailbox = self._broker.mailbox
@@ -92,7 +92,7 @@ class TargetActor(Replica[TargetMessage, VerificationBatch]):
         for result in report:
             if result.finish is not None:
                 self._tracer.end(result.sequence, finish=result.finish)
-        self._accounts.pass_done(report, self._passes)
+        self._metrics.pass_done(report, self._passes)
         number = self._progress + 1
         return {
             owner: VerificationBatch(self._name, number, results, report.seconds, report.tokens, ended)
@@ -101,15 +101,15 @@ class TargetActor(Replica[TargetMessage, VerificationBatch]):
 
     async def load(self) -> dict[str, float]:
         """What the autoscaling policy of this tier goes by; empty until the model is built."""
-        return self._accounts.load(self._passes) if self._scheduler is not None else {}
+        return self._metrics.load(self._passes) if self._scheduler is not None else {}
 
     def _drop_link(self, link: str) -> None:
         for name in self._passes.cancel_owner(link):
             self._tracer.end(name, finish="abandoned")
-        self._accounts.occupied(self._passes)
+        self._metrics.occupied(self._passes)
 
     def _facts(self) -> dict[str, float]:
-        return self._accounts.facts(self._passes)
+        return self._metrics.facts(self._passes)
 
     def _busy(self) -> bool:
         return self._scheduler is not None and self._scheduler.busy

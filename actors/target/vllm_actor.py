@@ -86,7 +86,7 @@ class VllmTargetActor(Replica[TargetMessage, VerificationBatch]):
         self._pinged_at_pass = -1
         """Passes that had ended at the last ping, which is when they were first so many."""
         self._runtime: VllmRuntime | None = None
-        self._accounts: PassMetrics | None = None
+        self._metrics: PassMetrics | None = None
 
     # -- building --------------------------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class VllmTargetActor(Replica[TargetMessage, VerificationBatch]):
         self._runtime = VllmRuntime(model, settings, self._exchange, tokenizer, self._nudge)
         if self._stopping:  # it took longer than whoever stopped this actor waited
             self._runtime.close()
-        self._accounts = PassMetrics(self._recorder, settings)
+        self._metrics = PassMetrics(self._recorder, settings)
         return ModelCard(model.name, model.vocabulary, settings.context, settings.slots, model.eos, model.fingerprint)
 
     def _make_exchange(self, model: VllmModel) -> PassExchange:
@@ -148,7 +148,7 @@ class VllmTargetActor(Replica[TargetMessage, VerificationBatch]):
                 self._answers.add(owner, VerificationResult(opening.sequence, _position(opening), (), finish="length"))
                 return
             make = request if self.speculates else plain_request
-            asked = make(opening, self._model.eos, self._settings.context)
+            vllm_request = make(opening, self._model.eos, self._settings.context)
         except OutriderError as error:
             self._refuse(owner, opening, error)
             return
@@ -157,7 +157,7 @@ class VllmTargetActor(Replica[TargetMessage, VerificationBatch]):
         self._sequences[opening.sequence] = self._runs[run] = sequence
         if self.speculates:
             self._exchange.open(opening)
-        self._vllm.start(dataclasses.replace(asked, name=run))
+        self._vllm.start(dataclasses.replace(vllm_request, name=run))
 
     def _check(self, opening: OpenSequence) -> None:
         check_opening(opening, self._model.vocabulary)
@@ -214,13 +214,13 @@ class VllmTargetActor(Replica[TargetMessage, VerificationBatch]):
             sequence = self._runs.get(output.sequence)
             if sequence is not None:
                 self._hand_out(sequence, output, report)
-        if outputs and self._accounts is not None:
+        if outputs and self._metrics is not None:
             self._book(report)
         return report
 
     def _book(self, report: PassReport) -> None:
         """What the passes took since something was last handed out; without an exchange no more than that is known."""
-        assert self._accounts is not None
+        assert self._metrics is not None
         facts, now = self._exchange.take_facts(), self._clock()
         passes = max(facts.passes, 1)
         report.seconds = facts.seconds / passes if self.speculates else now - self._handed_out_at
@@ -229,7 +229,7 @@ class VllmTargetActor(Replica[TargetMessage, VerificationBatch]):
         report.plain_seconds = facts.plain_seconds / passes
         report.queue_seconds, self._queue_seconds = self._queue_seconds, []
         self._handed_out_at = now
-        self._accounts.pass_done(report, self)
+        self._metrics.pass_done(report, self)
 
     def _hand_out(self, sequence: _Sequence, output: VerificationResult, report: PassReport) -> None:
         """Put into the report what vLLM handed out of one sequence."""
@@ -267,7 +267,7 @@ class VllmTargetActor(Replica[TargetMessage, VerificationBatch]):
         return Pulse(pulse.busy, pulse.progress + passes, pulse.draining, pulse.facts)
 
     def _facts(self) -> dict[str, float]:
-        return self._accounts.facts(self) if self._accounts is not None else {}
+        return self._metrics.facts(self) if self._metrics is not None else {}
 
     async def ping(self, stuck_after_s: float = 60.0) -> str:
         """Health: raises EngineError when vLLM died, or has work and ended no pass for that long."""
@@ -283,11 +283,11 @@ class VllmTargetActor(Replica[TargetMessage, VerificationBatch]):
 
     async def load(self) -> dict[str, float]:
         """What the autoscaling policy of this tier goes by; empty until the model is built."""
-        return self._accounts.load(self) if self._accounts is not None else {}
+        return self._metrics.load(self) if self._metrics is not None else {}
 
     def _occupied(self) -> None:
-        if self._accounts is not None:
-            self._accounts.occupied(self)
+        if self._metrics is not None:
+            self._metrics.occupied(self)
 
     def _busy(self) -> bool:
         return bool(self._sequences or self._answers.results)

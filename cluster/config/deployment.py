@@ -99,6 +99,23 @@ class Tier(Settings):
     """How long a replica that is to go may finish its sequences; those left then move to another one."""
 
 
+class DefaultSampling(Settings):
+    """What a request that does not name these gets; what neither names is OpenAI's default, which changes nothing."""
+
+    from_model: bool = True
+    """Take what the model's generation_config.json says, as vLLM does; the settings below go before it."""
+    temperature: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] | None = None
+    """0: the most likely token. 1: as the model says."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Of the most likely tokens, so many as have this probability together. 1: all."""
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    """So many of the most likely tokens. 0: all."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Tokens at least this likely, relative to the most likely one. 0: all."""
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    """Divides the logits of tokens that are there already. 1: none."""
+
+
 class TargetTier(Tier):
     """The model whose words are served."""
 
@@ -117,8 +134,11 @@ class TargetTier(Tier):
     """vLLM only: what to do when the start-up check finds that its internals have moved. `plain` decodes without
     speculation, and seeded answers are then vLLM's own."""
     deterministic: bool = False
-    """Refuse to start unless a token's logits are the same to the last bit in any block and batch, so that no near-tie
-    can part an answer from the one without speculation. Tried on the loaded model; holds on CPUs with AVX-512."""
+    """Compute a token's logits in an order of sums that its own position fixes, the same to the last bit in any block
+    and batch, so that no near-tie can part an answer from the one without speculation. Slower; for the transformers
+    engine on a CPU, and passes then verify one path of each sequence, not trees. The loaded model is checked, and what
+    cannot keep the promise does not start."""
+    default_sampling: DefaultSampling = DefaultSampling()
     settings: TargetSettings = TargetSettings()
     goals: TargetGoals = TargetGoals()
     """What autoscaling aims for."""
@@ -141,8 +161,9 @@ class DraftChoice(Settings):
 class DraftTier(Tier):
     """The model, or method, that guesses."""
 
-    kind: Literal["model", "prompt_lookup", "early_exit", "retokenised", "emulated", "none"] = "model"
-    """retokenised: a model with another tokenizer than the target's; early_exit: the target's own first layers."""
+    kind: Literal["model", "prompt_lookup", "early_exit", "retokenised", "hidden_states", "emulated", "none"] = "model"
+    """retokenised: a model with another tokenizer than the target's; early_exit: the target's own first layers;
+    hidden_states: one layer that reads the target's hidden states (EAGLE-3's form), for targets on transformers."""
     engine: Literal["transformers", "vllm"] = "transformers"
     """What runs a draft of kind `model`. vllm is for drafts on a GPU, quantised ones and many sequences; transformers
     has less to do per step, which is what counts for a draft of a few layers and for one sequence."""
@@ -191,10 +212,19 @@ class Ingress(Settings):
     access_log: bool = False
     """One line of JSON per request, without keys and prompts."""
     batch_folder: str | None = "~/.local/state/outrider"
-    """Files and batches of /v1/files and /v1/batches are kept here, in a folder of the application's name, and taken
-    up again after a restart. All ingress replicas must see the same folder. None: there are no such routes."""
+    """Files and batches of /v1/files and /v1/batches are kept here, in a folder of the application's name and `port`,
+    and taken up again after a restart. All ingress replicas must see the same folder. None: no such routes."""
     max_file_bytes: Annotated[int, Field(ge=1024)] = 200 * 1024 * 1024
     """The longest file of /v1/files."""
+    closed_schemas: bool = True
+    """Objects of JSON schemas (response_format, structured_outputs, forced tools) hold only the keys that they name,
+    where `additionalProperties` does not say otherwise. False: as JSON Schema has it, with any other keys."""
+
+    def batches(self, application: str) -> Path | None:
+        """The batch folder of this application on this port: another server of the same user has other batches."""
+        return (
+            None if self.batch_folder is None else Path(self.batch_folder).expanduser() / f"{application}-{self.port}"
+        )
 
 
 class Orchestrators(Settings):
@@ -269,6 +299,11 @@ class DeploymentConfig(Settings):
             raise ValueError(
                 "target.deterministic is the embedded engine's; vLLM has an option of its own for it (batch invariance)"
             )
+        if target.deterministic and target.tensor_parallel_size > 1:
+            raise ValueError(
+                "target.deterministic goes with target.tensor_parallel_size 1: the order in which ranks are summed "
+                "is their library's choice"
+            )
         if target.engine == "transformers" and target.tensor_parallel_size > 1 and target.resources.num_gpus > 1:
             raise ValueError("target.resources is per rank: with tensor_parallel_size > 1 set num_gpus to at most 1")
         if draft.engine == "vllm" and draft.kind != "model":
@@ -286,6 +321,24 @@ class DeploymentConfig(Settings):
             )
         if self.rule in ("rejection", "block") and target.engine == "emulated":
             raise ValueError(f"rule '{self.rule}' needs a real model; an emulated target decides by 'coupled'")
+        return self
+
+    @model_validator(mode="after")
+    def _hidden_states_fit(self) -> Self:
+        if self.draft.kind != "hidden_states":
+            return self
+        if self.target.engine != "transformers":
+            raise ValueError(
+                "draft.kind 'hidden_states' needs target.engine 'transformers': what a vLLM worker class may read "
+                "of its model's hidden states has not been tried"
+            )
+        if self.target.tensor_parallel_size > 1:
+            raise ValueError("draft.kind 'hidden_states' has not been tried with tensor-parallel targets")
+        if self.rule in ("rejection", "block"):
+            raise ValueError(
+                f"draft.kind 'hidden_states' goes with rule 'coupled' or 'typical': what it says after a prefix "
+                f"depends on when the target's features came, which rule '{self.rule}' has not been proven for"
+            )
         return self
 
     @property
@@ -326,11 +379,38 @@ def load_config(source: str | Path | dict[str, Any]) -> DeploymentConfig:
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} holds no mapping of settings")
     if "applications" in raw:  # the same file that `serve deploy` takes
-        applications = raw["applications"]
-        if not isinstance(applications, list) or len(applications) != 1 or not isinstance(applications[0], dict):
-            raise ConfigError(f"{path}: `applications` must list exactly one application")
-        raw = applications[0].get("args") or {}
+        raw = _serve_args(raw, path)
     return _validated(raw, str(path))
+
+
+def _serve_args(raw: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The `args` of a file of `serve deploy`, with what the file says to Serve itself: address, prefix and name.
+
+    Raises ConfigError where the two differ.
+    """
+    applications = raw["applications"]
+    if not isinstance(applications, list) or len(applications) != 1 or not isinstance(applications[0], dict):
+        raise ConfigError(f"{path}: `applications` must list exactly one application")
+    application = applications[0]
+    args, http = application.get("args") or {}, raw.get("http_options") or {}
+    ingress = args.get("ingress") or {}
+    if not all(isinstance(group, dict) for group in (args, http, ingress)):
+        return dict(args) if isinstance(args, dict) else {"args": args}  # refused by name when it is validated
+    said = (
+        ("applications[0].name", application.get("name"), args, "name"),
+        ("applications[0].route_prefix", application.get("route_prefix"), ingress, "route_prefix"),
+        ("http_options.host", http.get("host"), ingress, "host"),
+        ("http_options.port", http.get("port"), ingress, "port"),
+    )
+    args, changed = dict(args), dict(ingress)
+    for name, value, group, key in said:
+        if value is None:
+            continue
+        own = "name" if group is not ingress else f"ingress.{key}"
+        if group.get(key, value) != value:
+            raise ConfigError(f"{path}: {name} is {value!r}, and args.{own} {group[key]!r}: say it once", own)
+        (changed if group is ingress else args)[key] = value
+    return {**args, "ingress": changed} if changed else args
 
 
 def _validated(raw: dict[str, Any], name: str) -> DeploymentConfig:

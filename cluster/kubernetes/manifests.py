@@ -1,6 +1,6 @@
 """Renders a deployment config as KubeRay's RayService, so that replicas, GPUs and bounds are said once.
 
-Pure: documents in, documents out. The template (k8s/base/rayservice.yaml) says how pods look; the config says how
+Pure: documents in, documents out. The template (base/rayservice.yaml) says how pods look; the config says how
 many there are, what each holds and what runs on them. Where the pods go (node selectors, spot) is an overlay's say.
 """
 
@@ -21,7 +21,9 @@ from cluster.config.deployment import DeploymentConfig, TargetTier, Tier, load_c
 
 Document = dict[str, Any]
 
-TEMPLATE = Path(__file__).resolve().parents[2] / "k8s" / "base" / "rayservice.yaml"
+BASE = Path(__file__).resolve().parent / "base"
+"""The kustomize base, which is package data; k8s/base of a checkout leads here."""
+TEMPLATE = BASE / "rayservice.yaml"
 IMPORT_PATH = "deployments.app:build"
 COMPONENT = "app.kubernetes.io/component"
 """Label of the pods and of the Ray nodes in them: which part of the application runs there."""
@@ -122,11 +124,11 @@ def overlay_patch(config: DeploymentConfig, template: Document, shape: PodShape 
 
 
 def load_template(path: Path = TEMPLATE) -> Document:
-    """Read the template. Raises ConfigError when the checkout is incomplete."""
+    """Read the template. Raises ConfigError when it is not there."""
     try:
         document: Document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; render from a checkout") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     return document
 
 

@@ -7,7 +7,8 @@ import math
 import os
 import sys
 import threading
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from actors.engines.protocol import DraftModel, TargetModel
@@ -16,10 +17,12 @@ from actors.text.answer_comparison import TOLERANCE
 from actors.text.codec import TextCodec
 from actors.text.emulated_codec import EmulatedCodec
 from cluster.config.deployment import DeploymentConfig, Resources
+from cluster.models.default_sampling import default_sampling
 from cluster.models.demo import Progress
 
 if TYPE_CHECKING:
     from actors.engines.transformers.causal_lm import CausalLM
+    from actors.engines.transformers.features import FeatureTap
     from actors.engines.transformers.ranks import RankGroup
     from actors.engines.vllm.runtime import VllmModel
 
@@ -29,13 +32,19 @@ LOW_PRECISION_TOLERANCE = 0.5
 """Near-ties in bfloat16 and float16, whose logits are rounded to about that."""
 
 
+_OWN_MODEL = ("model", "retokenised", "hidden_states")
+"""Kinds of drafts that draft.model names a checkpoint for."""
+
+
 @dataclass(frozen=True, slots=True)
 class TextFacts:
-    """What orchestrators and doors must know of the target: its text, its number of ids, and its context."""
+    """What orchestrators and doors must know of the target: its text, its number of ids, its context, its sampling."""
 
     codec: TextCodec | EmulatedCodec
     vocabulary: int
     context: int
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """What requests get that do not say it (default_sampling.py)."""
 
 
 def target_model(config: DeploymentConfig, ranks: RankGroup | None = None) -> TargetModel:
@@ -129,17 +138,32 @@ def _transformers_target(config: DeploymentConfig, ranks: RankGroup | None) -> T
     from cluster.models.weights import load_model
 
     assert config.target.dtype != "auto"  # refused when the configuration was read
-    model = load_model(config.target.model, dtype=config.target.dtype, ranks=ranks)
+    deterministic = config.target.deterministic
+    model = load_model(config.target.model, dtype=config.target.dtype, ranks=ranks, deterministic=deterministic)
     tokenizer = load_tokenizer(config.target.model)
     grammars = None
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         grammars = GrammarCompiler(backend.to_str(), model.vocabulary_size, model.eos)
-    if config.target.deterministic:
+    if deterministic:
         from actors.engines.transformers.same_bits import require_same_bits
 
         require_same_bits(model, config.target.settings.context)
-    return TransformersTarget(model, config.resolved_target(), grammars)
+    trees, features = not config.target.deterministic, _feature_tap(config, model)
+    return TransformersTarget(model, config.resolved_target(), grammars, trees=trees, features=features)
+
+
+def _feature_tap(config: DeploymentConfig, model: CausalLM) -> FeatureTap | None:
+    """The target's side of a draft that reads hidden states."""
+    if config.draft.kind != "hidden_states":
+        return None
+    from actors.engines.transformers.features import FeatureTap
+    from cluster.models import feature_checkpoint
+    from cluster.models.references import fetch
+
+    text = model.module.config.get_text_config()
+    layers, weight = feature_checkpoint.load_projection(fetch(config.draft.model), text)
+    return FeatureTap(model.module, layers, weight)
 
 
 def draft_model(config: DeploymentConfig) -> DraftModel:
@@ -160,6 +184,8 @@ def draft_model(config: DeploymentConfig) -> DraftModel:
 def _model_draft(config: DeploymentConfig) -> DraftModel:
     if config.draft.kind == "retokenised":
         return _retokenised_draft(config)
+    if config.draft.kind == "hidden_states":
+        return _feature_draft(config)
     return _vllm_draft(config) if config.draft.engine == "vllm" else _transformers_draft(config)
 
 
@@ -172,6 +198,15 @@ def _transformers_draft(config: DeploymentConfig) -> DraftModel:
     reference = config.target.model if draft.kind == "early_exit" else draft.model
     model = load_model(reference, dtype=draft.dtype, layers=draft.layers, graphs=True, compiled=draft.compile)
     return TransformersDraft(model, config.resolved_draft())
+
+
+def _feature_draft(config: DeploymentConfig) -> DraftModel:
+    from actors.engines.transformers.feature_draft import FeatureDraft
+    from cluster.models.weights import load_feature_draft
+
+    draft = config.draft
+    assert draft.dtype != "auto"  # refused when the configuration was read
+    return FeatureDraft(load_feature_draft(draft.model, config.target.model, draft.dtype), config.resolved_draft())
 
 
 def _vllm_draft(config: DeploymentConfig) -> DraftModel:
@@ -222,7 +257,10 @@ def text_facts(config: DeploymentConfig) -> TextFacts:
         language = target_spec(config.target.model, config.target.engine_kwargs).language
         eos = language.eos[0] if language.eos else None
         return TextFacts(
-            EmulatedCodec(language.vocabulary, eos=eos), language.vocabulary, config.target.settings.context
+            EmulatedCodec(language.vocabulary, eos=eos),
+            language.vocabulary,
+            config.target.settings.context,
+            default_sampling(config),
         )
     from transformers import AutoConfig
 
@@ -231,7 +269,8 @@ def text_facts(config: DeploymentConfig) -> TextFacts:
     described = AutoConfig.from_pretrained(str(fetch(config.target.model)), local_files_only=True).get_text_config()
     codec = TextCodec(load_tokenizer(config.target.model))
     positions = getattr(described, "max_position_embeddings", None) or config.target.settings.context
-    return TextFacts(codec, described.vocab_size, min(config.target.settings.context, positions))
+    context = min(config.target.settings.context, positions)
+    return TextFacts(codec, described.vocab_size, context, default_sampling(config))
 
 
 def target_fingerprint(config: DeploymentConfig) -> str:
@@ -252,11 +291,11 @@ def prepare(config: DeploymentConfig, progress: Progress | None = None) -> None:
         return
     from cluster.models.references import fetch
 
-    references = [config.target.model] + ([config.draft.model] if config.draft.kind in ("model", "retokenised") else [])
+    references = [config.target.model] + ([config.draft.model] if config.draft.kind in _OWN_MODEL else [])
     for reference in references:
         fetch(reference, progress)
     check_ranks(config)
-    if len(references) > 1:
+    if config.draft.kind in ("model", "retokenised"):
         check_vocabularies(config.target.model, config.draft.model, config.draft.kind)
 
 

@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -117,6 +118,13 @@ def graph_links(url: str, dashboards: Sequence[Model]) -> list[tuple[str, str]]:
         )
         links.append((model["title"], f"{url}/graph?{parameters}"))
     return links
+
+
+def index_page(title: str, links: Sequence[tuple[str, str]]) -> str:
+    """A page in HTML that holds the links: they are kilobytes long, too long for a terminal."""
+    items = "".join(f'<li><a href="{escape(link)}">{escape(name)}</a></li>' for name, link in links)
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title>'
+    return f'<!doctype html><html lang="en">{head}<h1>{escape(title)}</h1><ul>{items}</ul></html>\n'
 
 
 def local_expression(expression: str, window: str = "1m") -> str:

@@ -40,6 +40,8 @@ class PlanInput(Settings):
     """Running at once on each target."""
     lookaheads: Annotated[tuple[Annotated[int, Field(ge=1, le=64)], ...], Field(min_length=1)] = (2, 4, 8)
     tree: TreeSettings = TreeSettings()
+    verifies_trees: bool = True
+    """False for an engine that verifies the best path alone: vLLM."""
     target_gpus: Annotated[int, Field(ge=1)] = 1
     """Per replica."""
     draft_gpus: Annotated[float, Field(ge=0)] = 1.0
@@ -115,14 +117,32 @@ class Plan:
         """Is the best way to run a speculative one?"""
         return self.best.method != "plain"
 
-    @property
-    def drafts_per_target(self) -> float:
-        """Draft replicas per target replica in the best way to run."""
-        return self.best.drafts / self.best.targets
-
     def table(self) -> list[tuple[str, ...]]:
-        """HEADER and one line per row."""
-        return [HEADER, *(row.cells() for row in self.rows)]
+        """HEADER and one line per row; columns that say the same of every speculative row are left out."""
+        lines = [HEADER, *(row.cells() for row in self.rows)]
+        speculative = [line for line, row in zip(lines[1:], self.rows, strict=True) if row.rule is not None]
+        told = [
+            name in ("method", "speed-up") or len({line[i] for line in speculative}) > 1
+            for i, name in enumerate(HEADER)
+        ]
+        return [tuple(cell for cell, keep in zip(line, told, strict=True) if keep) for line in lines]
+
+
+def assumptions(given: PlanInput) -> list[str]:
+    """What a plan rests on, in words, with the settings that say otherwise."""
+    target, draft = given.target, given.draft
+    lines = [
+        f"a target pass takes {target.pass_ms:g} ms + {target.token_ms:g} ms a token, "
+        f"with {given.sequences} sequence{'s' if given.sequences > 1 else ''} at once on each target",
+        f"a draft step takes {draft.step_ms:g} ms + {draft.row_ms:g} ms a node; {given.hop_ms:g} ms there and back",
+    ]
+    lines += [
+        f"rule {rule}: {agreement.acceptance:.0%} of draft tokens accepted"
+        for rule, agreement in given.agreements.items()
+    ]
+    priced = given.target_gpu_hour or given.draft_gpu_hour
+    prices = f"{given.target_gpu_hour:g} a target GPU's hour, {given.draft_gpu_hour:g} a draft's"
+    return [*lines, prices if priced else "no prices: the fastest way is the best one"]
 
 
 def in_turn_speedup(given: PlanInput, agreement: Agreement, lookahead: int) -> float:
@@ -252,7 +272,9 @@ def _simulated(
             sequences=n * targets,
             targets=targets,
             drafts=drafts,
-            lookahead=LookaheadSettings(maximum=lookahead),
+            lookahead=LookaheadSettings(
+                maximum=lookahead, tree=LookaheadSettings().tree if given.verifies_trees else 0
+            ),
             tree=tree,
             seconds=max(passes * pass_s * 1.1, 1e-3),
         )

@@ -39,8 +39,10 @@ class BatchStore:
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name in ("files", "work"):
-            (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+            (folder / name).mkdir(exist_ok=True, mode=0o700)
+        (folder / "batches.sqlite").touch(mode=0o600)  # SQLite would let others read what clients handed in
         self._lock = threading.Lock()
         self._database = sqlite3.connect(
             folder / "batches.sqlite", isolation_level=None, check_same_thread=False, timeout=30

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sqlite3
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from actors.errors import OutriderError, OverloadedError, RequestError, UnavailableError
-from deployments.batch_api.records import Status, StoredBatch
+from deployments.batch_api.records import OPEN, Status, StoredBatch
 from deployments.batch_api.store import BatchStore
 from deployments.client.batch_file import Batch, Counts, Item, read_items
 from deployments.ingress.error_responses import error_body
@@ -25,6 +27,8 @@ Answer = Callable[[str, Json, str], Awaitable[tuple[str, Json]]]
 
 MOST_LINES = 50_000
 LONGEST_PAUSE_S = 20.0
+STRIKES = 3
+"""A batch that fails so often in a row, for a reason that is not the store's, ends as failed."""
 
 
 class ExpiredError(RequestError):
@@ -47,6 +51,7 @@ class Batches:
         self._concurrency = concurrency
         self._period_s = period_s
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._strikes: Counter[str] = Counter()
         self._watcher: asyncio.Task[None] | None = None
         self._new = asyncio.Event()
 
@@ -89,9 +94,22 @@ class Batches:
                 if ours:
                     await self._work(await asyncio.to_thread(self._store.batch, id_))
                     await asyncio.to_thread(self._store.tidy, id_)
-        except Exception as error:  # a full disk, a lost volume: taken up again
-            logger.error("batch %s stands still", id_, exc_info=error)
+                    self._strikes.pop(id_, None)
+        except (OSError, sqlite3.Error) as error:  # a full disk, a lost volume: taken up again
+            logger.error("batch %s stands still: %s", id_, error)
             await asyncio.sleep(self._period_s)
+        except Exception as error:  # not the store's fault, so it would be the same for ever
+            self._strikes[id_] += 1
+            logger.exception("batch %s broke, for the %d. time", id_, self._strikes[id_])
+            if self._strikes[id_] >= STRIKES:
+                del self._strikes[id_]
+                await asyncio.to_thread(self._give_up, id_, error)
+            await asyncio.sleep(self._period_s)
+
+    def _give_up(self, id_: str, error: Exception) -> None:
+        told = f"the batch cannot go on: {type(error).__name__}: {error}"
+        problem = {"code": "batch_broken", "message": told, "param": None, "line": None}
+        self._store.advance(id_, "failed", OPEN, problems=[problem])
 
     async def _work(self, batch: StoredBatch) -> None:
         if batch.status == "validating":
@@ -126,8 +144,7 @@ class Batches:
         expiry = _Expiry(batch, self._store)
 
         async def post(route: str, body: Json) -> tuple[int, str, Json]:
-            async with self._room:
-                return await self._post(route, body, batch.owner, expiry)
+            return await self._post(route, body, batch.owner, expiry)
 
         job = Batch(
             self._store.content(batch.input), work / "output.jsonl", work / "errors.jsonl", post,
@@ -141,7 +158,7 @@ class Batches:
                 if batch.status == "cancelling":
                     running.cancel()
                     await asyncio.wait({running})
-                    return batch
+                    return await self._note(batch, job.counts)  # what was finished meanwhile counts
             running.result()
             batch = await self._note(batch, job.counts)
         finally:
@@ -162,7 +179,8 @@ class Batches:
         while True:
             expiry.check()
             try:
-                id_, answer = await self._answer(route, body, owner)
+                async with self._room:  # who waits for its tenant's rate takes no place meanwhile
+                    id_, answer = await self._answer(route, body, owner)
             except (OverloadedError, UnavailableError) as error:
                 pause = min(LONGEST_PAUSE_S, 2 * pause)
                 await asyncio.sleep(min(max(pause, error.retry_after), expiry.left_s()))

@@ -11,12 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.errors import ConfigError
+from actors.messages import DRAFTED
+from deployments.cli.options import AsJson, Key, client_of, said
 from deployments.client.address import DEFAULT_URL
 
 if TYPE_CHECKING:
     from cluster.distillation.evaluation import Acceptance
     from cluster.distillation.pair import Overlap
     from deployments.client.results import Result
+
+EXAMPLES = (
+    "Examples:\n\n"
+    "outrider acceptance demo:smollm2-135m demo:draft --prompts prompts.txt    two models, every rule\n\n"
+    "outrider acceptance --prompts prompts.txt                                 what a running server's draft achieves"
+)
+"""The end of the command's help."""
 
 
 def acceptance(
@@ -26,16 +35,18 @@ def acceptance(
     url: Annotated[
         str, typer.Option(help="Without models: the server whose draft is measured.", envvar="OUTRIDER_URL")
     ] = DEFAULT_URL,
-    key: Annotated[str | None, typer.Option(help="API key.", envvar="OUTRIDER_API_KEY")] = None,
+    key: Key = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 64,
-    temperature: Annotated[float, typer.Option(min=0, max=10)] = 1.0,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, max=10, help="Default: the model's own where it has one, otherwise 1.")
+    ] = None,
     lookahead: Annotated[int, typer.Option(min=1, max=64, help="Draft tokens per pass (with models).")] = 4,
     layers: Annotated[
         int | None, typer.Option(min=1, help="Keep so many of the draft's layers (an early exit).")
     ] = None,
     plot: Annotated[Path, typer.Option(help="Where the plot is saved (with models).")] = Path("acceptance.png"),
     concurrency: Annotated[int, typer.Option(min=1, help="Answers at once (without models).")] = 4,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure a pair of models under every rule; without models, what a running server's draft achieves."""
     if (target is None) != (draft is None):
@@ -43,6 +54,10 @@ def acceptance(
     if target is None or draft is None:
         _of_server(prompts, url, key, max_tokens, temperature, concurrency, as_json)
         return
+    if temperature is None:
+        from cluster.models.default_sampling import of_model
+
+        temperature = of_model(target).get("temperature", 1.0)
     overlap, rules = _of_pair(target, draft, prompts, max_tokens, temperature, lookahead, layers)
     if as_json:
         typer.echo(json.dumps({"pair": overlap.as_json(), "rules": [rule.as_json() for rule in rules]}))
@@ -136,15 +151,12 @@ def save_plot(overlap: Overlap, rules: Sequence[Acceptance], path: Path) -> bool
 
 
 def _of_server(
-    prompts: Path, url: str, key: str | None, tokens: int, temperature: float, concurrency: int, as_json: bool
+    prompts: Path, url: str, key: str | None, tokens: int, temperature: float | None, concurrency: int, as_json: bool
 ) -> None:
-    from deployments.client.client import connect
-
     asked = [[{"role": "user", "content": text}] for text in read_texts(prompts)]
-    with connect(url, key=key) as client:
-        results = client.generate(
-            asked, concurrency=concurrency, max_tokens=tokens, temperature=temperature, errors="raise"
-        )
+    with client_of(url, key) as client:
+        sampling: dict[str, Any] = {"max_tokens": tokens, **said(temperature=temperature)}
+        results = client.generate(asked, concurrency=concurrency, errors="raise", **sampling)
     told = achieved(results)
     if as_json:
         typer.echo(json.dumps(told))
@@ -165,7 +177,7 @@ def achieved(results: Sequence[Result]) -> dict[str, Any]:
     for result in results:
         run = 0
         for origin in result.origins:
-            if origin == "accepted":
+            if origin in DRAFTED:
                 run += 1
                 continue
             per_pass[run] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import time
@@ -10,7 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from deployments.cli.options import AsJson, Key, Url, client_of
+from actors.errors import RequestError
+from deployments.cli.options import AsJson, Key, Temperature, Url, client_of, said
 from deployments.client.address import DEFAULT_URL
 
 EXAMPLES = (
@@ -26,9 +28,9 @@ def generate(
     url: Url = DEFAULT_URL,
     key: Key = None,
     max_tokens: Annotated[int, typer.Option(min=1)] = 256,
-    temperature: Annotated[float, typer.Option(min=0, max=10)] = 0.7,
-    top_p: Annotated[float, typer.Option(min=0, max=1)] = 1.0,
-    top_k: Annotated[int, typer.Option(min=-1)] = 0,
+    temperature: Temperature = None,
+    top_p: Annotated[float | None, typer.Option(min=0, max=1)] = None,
+    top_k: Annotated[int | None, typer.Option(min=-1)] = None,
     seed: Annotated[int | None, typer.Option(min=0)] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be repeated.")] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
@@ -41,13 +43,12 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Answer one prompt, streamed as it is written."""
-    text = sys.stdin.read() if prompt == "-" else prompt
-    messages = [{"role": "system", "content": system}] if system else []
+    _take_any_byte()
+    text = _checked(sys.stdin.read() if prompt == "-" else prompt)
+    messages = [{"role": "system", "content": _checked(system)}] if system else []
     asked: Any = text if raw else [*messages, {"role": "user", "content": text}]
-    sampling: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k}
-    sampling |= {"stop": tuple(stop or ()), "speculation": speculation}
-    if seed is not None:
-        sampling["seed"] = seed
+    sampling: dict[str, Any] = {"max_tokens": max_tokens, "stop": tuple(stop or ()), "speculation": speculation}
+    sampling |= said(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
     with client_of(url, key) as client:
         if as_json:
             result = client.generate([asked], progress=False, errors="raise", **sampling)[0]
@@ -61,11 +62,13 @@ def chat(
     key: Key = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1)] = 512,
-    temperature: Annotated[float, typer.Option(min=0, max=10)] = 0.7,
+    temperature: Temperature = None,
     explain: Annotated[bool, typer.Option(help="Colour each token by where it came from.")] = False,
 ) -> None:
-    """Talk to the model. An empty line or Ctrl-D ends."""
-    messages: list[dict[str, object]] = [{"role": "system", "content": system}] if system else []
+    """Talk to the model. An empty line or Ctrl-D ends. Exit code 1 when a line was refused."""
+    messages: list[dict[str, object]] = [{"role": "system", "content": _checked(system)}] if system else []
+    failed = False
+    _take_any_byte()
     with client_of(url, key) as client:
         while True:
             try:
@@ -73,10 +76,35 @@ def chat(
             except EOFError:
                 line = ""
             if not line:
-                return
+                raise typer.Exit(1 if failed else 0)
             messages.append({"role": "user", "content": line})
-            answer = _stream(client, messages, {"max_tokens": max_tokens, "temperature": temperature}, explain)
+            try:
+                _checked(line)
+                answer = _stream(client, messages, {"max_tokens": max_tokens, **said(temperature=temperature)}, explain)
+            except RequestError as error:  # of this line only: the conversation goes on without it
+                _refuse(error)
+                failed = True
+                messages.pop()
+                continue
             messages.append({"role": "assistant", "content": answer})
+
+
+def _take_any_byte() -> None:
+    """Read what is no UTF-8 as Python reads arguments, so that one bad byte costs no other line."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
+
+
+def _checked(text: str) -> str:
+    """Raises RequestError for bytes that are no UTF-8, as the terminal or a pipe sent them."""
+    wrong = next((letter for letter in text if "\udc80" <= letter <= "\udcff"), None)
+    if wrong is not None:
+        raise RequestError(f"this is not UTF-8: it has the byte 0x{ord(wrong) - 0xDC00:02X}", "prompt")
+    return text
+
+
+def _refuse(error: RequestError) -> None:
+    print(f"outrider: {error}", file=sys.stderr)
 
 
 def _stream(client: Any, asked: Any, sampling: dict[str, Any], explain: bool, picture: Path | None = None) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,15 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.errors import UnavailableError
-from deployments.cli.options import Url
+from deployments.cli.options import Key, Url
 from deployments.client.address import DEFAULT_URL
+from deployments.client.retrying import Retries
 
 if TYPE_CHECKING:
     import httpx
 
     from deployments.client.batch_file import Counts, Post
 
-PATIENCE = 8
+ATTEMPTS = 8
 """Tries of one item before it counts as failed; the pauses between them grow to twenty seconds."""
 EXAMPLES = (
     "A line of IN:\n\n"
@@ -30,7 +30,6 @@ EXAMPLES = (
     "outrider batch requests.jsonl answers.jsonl --url https://outrider.example --concurrency 256"
 )
 """The end of the command's help."""
-RETRIED = (429, 500, 502, 503, 504)
 
 
 def batch(
@@ -40,7 +39,7 @@ def batch(
     ],
     errors: Annotated[Path | None, typer.Option(help="Failed items and damaged lines. Default: OUT.errors.")] = None,
     url: Url = DEFAULT_URL,
-    key: Annotated[str | None, typer.Option(help="API key.", envvar="OUTRIDER_API_KEY")] = None,
+    key: Key = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests under way at once.")] = 64,
     as_json: Annotated[bool, typer.Option("--json", help="The counts at the end, for machines.")] = False,
 ) -> None:
@@ -64,11 +63,11 @@ async def _run(source: Path, results: Path, errors: Path, url: str, key: str | N
     import httpx
 
     from deployments.client.batch_file import Batch
+    from deployments.client.http_connection import connection
     from deployments.client.http_service import CONNECT_LIMIT_S
     from deployments.client.progress import progress_for
     from deployments.client.results import Result, usage_from
 
-    headers = {"authorization": f"Bearer {key}"} if key else {}
     timeout = httpx.Timeout(None, connect=CONNECT_LIMIT_S)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=concurrency)
     bar = progress_for(_lines(source), None)
@@ -78,32 +77,41 @@ async def _run(source: Path, results: Path, errors: Path, url: str, key: str | N
         bar.add(Result(0, usage=usage_from(body.get("usage") or {}), error=error))
 
     try:
-        async with httpx.AsyncClient(
-            base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=timeout, limits=limits
-        ) as http:
+        async with connection(url, key, timeout=timeout, limits=limits) as http:
             return await Batch(source, results, errors, _posting(http), concurrency, report).run()
     finally:
         bar.close()
 
 
+class _PassingError(Exception):
+    """An answer that says that another attempt may succeed."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        super().__init__(response.status_code)
+        self.response = response
+        pause = response.headers.get("retry-after", "")
+        self.retry_after = float(pause) if pause.isdecimal() else 0.0
+
+
 def _posting(http: httpx.AsyncClient) -> Post:
     import httpx as client
 
+    from deployments.client.batch_file import PASSING_STATUSES
+
     async def post(route: str, body: dict[str, Any]) -> tuple[int, str, dict[str, Any]]:
-        for attempt in range(PATIENCE):
-            pause = random.uniform(0, min(20.0, 0.5 * 2**attempt))
-            try:
-                response = await http.post(route, json=body)
-            except client.HTTPError as error:
-                if attempt + 1 == PATIENCE:
-                    raise UnavailableError(f"{http.base_url} cannot be reached: {error}") from error
-            else:
-                if response.status_code not in RETRIED or attempt + 1 == PATIENCE:
-                    return response.status_code, response.headers.get("x-request-id", ""), _json(response)
-                asked = response.headers.get("retry-after", "")
-                pause = max(pause, float(asked) if asked.isdecimal() else 0.0)
-            await asyncio.sleep(pause)
-        raise UnavailableError("not reached")
+        async def attempt() -> httpx.Response:
+            response = await http.post(route, json=body)
+            if response.status_code in PASSING_STATUSES:
+                raise _PassingError(response)
+            return response
+
+        try:
+            response = await Retries(ATTEMPTS - 1).run(attempt, (_PassingError, client.HTTPError))
+        except _PassingError as error:
+            response = error.response
+        except client.HTTPError as error:
+            raise UnavailableError(f"{http.base_url} cannot be reached: {error}") from error
+        return response.status_code, response.headers.get("x-request-id", ""), _json(response)
 
     return post
 

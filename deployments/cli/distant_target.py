@@ -8,7 +8,6 @@ with `return_token_ids` and `return_tokens_as_token_ids`; either ignores the oth
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,9 @@ import torch
 
 from actors.errors import ConfigError, EngineError, OverloadedError, UnavailableError
 from cluster.distillation.store import NEVER, Sample, padded
-from deployments.client.http_service import error_from
+from deployments.client.http_connection import connection, header_value, server_root
+from deployments.client.http_service import CONNECT_LIMIT_S, error_from
+from deployments.client.retrying import Retries
 
 if TYPE_CHECKING:
     from cluster.distillation.job import Target
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 MOST_LOGPROBS = 20
 """What both servers give at most, unless a vLLM server was started with a higher `max_logprobs`."""
-LONGEST_PAUSE_S = 20.0
+NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Said aloud: both servers otherwise take what the model's generation_config.json names."""
 LOOK_S = 0.5
 """How often to look whether to go on."""
 _PROBE_TOKENS, _PROBE_TEMPERATURE = 8, 0.5
@@ -56,17 +58,13 @@ class DistantTarget:
         limit_s: float = 600.0,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
+        self.url = server_root(url)
         self._answer, self._context, self._top = answer, context, top
         self._model, self._concurrency = model, concurrency
         self.retries, self._pause_s = retries, pause_s
-        self._client: dict[str, Any] = {
-            "base_url": self.url,
-            "headers": {"authorization": f"Bearer {key}"} if key else {},
-            "timeout": httpx.Timeout(limit_s, connect=10.0),
-            "limits": httpx.Limits(max_connections=concurrency),
-            "transport": transport,
-        }
+        self._key = header_value(key) if key else None
+        self._timeout = httpx.Timeout(limit_s, connect=CONNECT_LIMIT_S)
+        self._transport = transport
 
     def sample(
         self,
@@ -110,8 +108,12 @@ class DistantTarget:
         if len(prompt) + _PROBE_TOKENS > self._context:
             raise ConfigError(f"a prompt of {len(prompt)} tokens leaves no room to try {self.url} with")
 
+    def _connection(self) -> httpx.AsyncClient:
+        limits = httpx.Limits(max_connections=self._concurrency)
+        return connection(self.url, self._key, timeout=self._timeout, limits=limits, transport=self._transport)
+
     async def _look_up(self, fingerprint: str) -> None:
-        async with httpx.AsyncClient(**self._client) as http:
+        async with self._connection() as http:
             told = (await self._request(http, "GET", "/v1/models", None))["data"]
         names = [str(one["id"]) for one in told]
         if self._model is None and len(names) == 1:
@@ -127,7 +129,7 @@ class DistantTarget:
     ) -> list[Sample]:
         found: dict[int, Sample] = {}
         gate = asyncio.Semaphore(self._concurrency)
-        async with httpx.AsyncClient(**self._client) as http:
+        async with self._connection() as http:
 
             async def one(number: int) -> None:
                 prompt, temperature, seed = asked[number]
@@ -156,6 +158,7 @@ class DistantTarget:
             "prompt": list(prompt),
             "max_tokens": min(longest or self._answer, self._context - len(prompt)),
             "temperature": temperature,
+            **NEUTRAL,
             "seed": seed,
             "logprobs": min(self._top, MOST_LOGPROBS),
             "return_token_ids": True,
@@ -164,20 +167,19 @@ class DistantTarget:
         }
 
     async def _request(self, http: httpx.AsyncClient, method: str, path: str, body: Any) -> Any:
-        for attempt in range(self.retries + 1):
-            try:
-                response = await http.request(method, path, json=body)
-                if response.status_code != 200:
-                    raise error_from(response.status_code, response.content, response.headers)
-                return response.json()
-            except (OverloadedError, UnavailableError, httpx.TransportError) as error:
-                if attempt == self.retries:
-                    raise UnavailableError(f"{self.url} does not answer: {error or type(error).__name__}") from error
-                longest = min(LONGEST_PAUSE_S, self._pause_s * 2**attempt)
-                await asyncio.sleep(max(getattr(error, "retry_after", 0.0), random.uniform(0, longest)))
-            except (ValueError, httpx.HTTPError) as error:
-                raise EngineError(f"{self.url} sent something that is no answer: {error}") from error
-        raise AssertionError  # not reached
+        async def attempt() -> Any:
+            response = await http.request(method, path, json=body)
+            if response.status_code != 200:
+                raise error_from(response.status_code, response.content, response.headers)
+            return response.json()
+
+        passing = (OverloadedError, UnavailableError, httpx.TransportError)
+        try:
+            return await Retries(self.retries, self._pause_s).run(attempt, passing)
+        except passing as error:
+            raise UnavailableError(f"{self.url} does not answer: {error or type(error).__name__}") from error
+        except (ValueError, httpx.HTTPError) as error:
+            raise EngineError(f"{self.url} sent something that is no answer: {error}") from error
 
     def _sample(self, prompt: Ids, temperature: float, told: Any) -> Sample:
         try:

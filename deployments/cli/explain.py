@@ -11,6 +11,7 @@ from actors.messages import Delta, TokenOrigin, Usage
 
 STYLES: dict[TokenOrigin, tuple[str, str, str]] = {
     "accepted": ("green", "", "guessed by the draft, accepted by the target"),
+    "branch": ("magenta", "~", "an alternative of the draft's, verified beside its first guess, that came true"),
     "correction": ("red", "×", "the target's own, where the draft was wrong"),
     "bonus": ("cyan", "+", "the target's own, after a whole block was accepted"),
     "plain": ("default", "·", "the target's own, no draft token was there"),
@@ -69,13 +70,18 @@ def status_rows(status: dict[str, Any]) -> list[tuple[str, str, str, str]]:
         told = status.get(tier, {})
         for name, replica in told.get("replicas", {}).items():
             leaving = ", to go when they have ended" if replica.get("draining") else ""
-            rows.append((tier, name, _load(replica) + leaving, _controllers(replica)))
+            rows.append((tier, _short(name), _load(replica) + leaving, _controllers(replica)))
         for name, reason in told.get("refused", {}).items():
-            rows.append((tier, name, f"not used: {reason}", ""))
+            rows.append((tier, _short(name), f"not used: {reason}", ""))
         if not told.get("replicas"):
             rows.append((tier, "-", "no replica", ""))
         rows += [(tier, "-", line, "") for line in _trouble(told)]
     return rows
+
+
+def _short(name: str) -> str:
+    """A replica's name without application and tier, which the table says already; --json has it whole."""
+    return name.rpartition(":")[2]
 
 
 def _load(replica: dict[str, Any]) -> str:
@@ -96,7 +102,6 @@ def _controllers(replica: dict[str, Any]) -> str:
         "acceptance_rate": "{:.0%} accepted",
         "acceptance_length": "{:.2f} tokens per pass",
         "held": "{:.0%} of the time held for drafts",
-        "gain": "{:.2f}x plain decoding",
         "drafted": "{:.1f} draft tokens per step",
     }
     parts = [form.format(replica[name]) for name, form in forms.items() if name in replica]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +19,7 @@ from actors.errors import ConfigError
 app = typer.Typer(no_args_is_help=True, help="Kubernetes manifests of a deployment.")
 grafana = typer.Typer(no_args_is_help=True, help="Dashboards and alert rules.")
 
+CHECKOUT_BASE = Path("k8s/base")
 KUSTOMIZATION = """\
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
@@ -47,7 +49,14 @@ def render(
     draft_gpus: Annotated[
         int | None, typer.Option(min=1, help="GPUs of a draft pod. Default: what one replica needs.")
     ] = None,
-    base: Annotated[Path, typer.Option(help="The kustomize base with the template.")] = Path("k8s/base"),
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            help="The kustomize base with the template. Default: k8s/base where that is, otherwise the package's, "
+            "of which --overlay gets a copy.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Write the RayService of a deployment config.
 
@@ -58,7 +67,9 @@ def render(
     from cluster.kubernetes import manifests
 
     try:
-        template = manifests.load_template(base / "rayservice.yaml")
+        if base is None and CHECKOUT_BASE.is_dir():
+            base = CHECKOUT_BASE
+        template = manifests.load_template((base or manifests.BASE) / "rayservice.yaml")
         shape = manifests.PodShape(target_gpus, draft_gpus)
         loaded = load_config(config)
         if overlay is None:
@@ -73,7 +84,12 @@ def render(
     (overlay / "rayservice.yaml").write_text(header + manifests.to_yaml(patch), encoding="utf-8")
     kustomization = overlay / "kustomization.yaml"
     if not kustomization.exists():
-        relative = os.path.relpath(base.resolve(), overlay.resolve())  # kustomize takes no absolute paths
+        if base is None:  # an overlay must not depend on where the package is installed
+            shutil.copytree(manifests.BASE, overlay / "base", dirs_exist_ok=True)
+            base = overlay / "base"
+        relative = os.path.relpath(
+            base.parent.resolve() / base.name, overlay.resolve()
+        )  # kustomize takes no absolute paths
         kustomization.write_text(KUSTOMIZATION.format(base=relative), encoding="utf-8")
     typer.echo(f"wrote {overlay / 'rayservice.yaml'}")
 
@@ -149,9 +165,11 @@ def observe(
             import ray
 
             url = stack.enter_context(watching.prometheus(place, watching.node_addresses(ray.nodes()), port))
-            typer.echo(f"Prometheus  {url}\nAlerts      {url}/alerts\nTargets     {url}/targets\n")
-            for title, link in watching.graph_links(url, all_dashboards()):
-                typer.echo(f"{title}\n  {link}")
+            typer.echo(f"Prometheus  {url}\nAlerts      {url}/alerts\nTargets     {url}/targets")
+            page = place / "dashboards.html"
+            links = watching.graph_links(url, all_dashboards())
+            page.write_text(watching.index_page(f"Outrider's dashboards at {url}", links), encoding="utf-8")
+            typer.echo(f"Dashboards  {page.absolute().as_uri()}  (the queries of {len(links)} dashboards)")
             typer.echo(f"\nGrafana: outrider grafana push --url ... --prometheus {url}\nCtrl-C ends it.")
             _follow_nodes(place)
     except ConfigError as error:

@@ -1,12 +1,11 @@
 """The command line. What a command needs is imported when it runs, so that `--help` is instant.
 
-Exit codes: 0 done, 1 the server or a request failed, 2 the command, its configuration or its input is wrong,
-130 interrupted.
+Exit codes: 0 done (and for a server that was told to stop), 1 the server or a request failed, 2 the command, its
+configuration or its input is wrong, 130 interrupted.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import signal
 import sys
@@ -64,28 +63,67 @@ def options(
 @app.command(
     epilog="Examples:\n\n"
     "outrider serve demo                      the demo's small model, at http://127.0.0.1:8000\n\n"
+    "outrider serve MODEL --draft DRAFT       a folder or hub id; --api-key, --port, --set target.settings.slots=8\n\n"
     "outrider serve my.yaml --address auto    on the Ray cluster of this machine\n\n"
     "outrider config check my.yaml            says what is wrong with it, and starts nothing"
 )
 def serve(
-    config: ConfigPath,
+    config: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE|MODEL",
+            help="YAML, as `serve deploy` takes it; `demo` is the demo's own. Or a model: a folder, or a hub id.",
+            show_default=False,
+        ),
+    ],
+    draft: Annotated[
+        str | None,
+        typer.Option(help="With MODEL: the draft's model, `prompt_lookup` or `none`. Default: prompt_lookup."),
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(help="With MODEL: the key that clients must send.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--served-model-name", help="With MODEL: what clients call it. Default: its hub id."),
+    ] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; may be repeated.")
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="With MODEL: where the configuration is written. Default: a state folder.")
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Instead of ingress.host.")] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Instead of ingress.port.")] = None,
     address: Annotated[
         str | None, typer.Option(help="Run on this Ray cluster (`auto`: the one of this machine) instead of a new one.")
     ] = None,
 ) -> None:
-    """Serve a configuration until interrupted."""
-    from deployments.runtime.local import application as running
-    from deployments.runtime.local import check_port, interruptible, ray_cluster, wait_for_interrupt
+    """Serve a configuration, or a model by its name, until interrupted.
 
-    loaded = _load(config)
-    changes = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
-    loaded = loaded.model_copy(update={"ingress": loaded.ingress.model_copy(update=changes)})
+    Ctrl-C and SIGTERM end it within seconds, and break off what is under way.
+
+    Exit code 0 when it was stopped while serving, 130 while it was starting.
+    """
+    from deployments.cli import quick_config
+    from deployments.runtime.local import application as running
+    from deployments.runtime.local import check_port, interruptible, wait_for_interrupt
+
+    said = [
+        f"ingress.{key}={json.dumps(value)}" for key, value in (("host", host), ("port", port)) if value is not None
+    ]
+    if quick_config.is_file(config):
+        only = {"--draft": draft, "--api-key": api_key, "--served-model-name": name, "--save": save}
+        for option in (option for option, value in only.items() if value is not None):
+            raise ConfigError(f"{option} goes with a MODEL; {config} is a file, which says it itself, or --set does")
+        loaded = quick_config.changed(_load(Path(config)), [*(changes or []), *said])
+    else:
+        raw = quick_config.settings_of(config, draft, name, [*(changes or []), *said])
+        path = save or quick_config.default_path(raw)
+        loaded = quick_config.write(path, raw, api_key)
+        _say(f"Configuration: {path}")
     if address is None:
         check_port(loaded.ingress.host, loaded.ingress.port)
         _prepare(loaded)
-    with interruptible(), ray_cluster(address, loaded.ingress.proxy), running(loaded, _say) as url:
+    with interruptible(_say), _started(address, loaded.ingress.proxy), running(loaded, _say) as url:
         _say(f"Serving {loaded.model_id} at {url}/v1 (Ctrl-C stops it)")
         wait_for_interrupt()
 
@@ -99,7 +137,7 @@ def demo(
     from deployments.cli.demo import run
     from deployments.runtime.local import interruptible
 
-    with interruptible():
+    with interruptible(_say):
         raise typer.Exit(run(once=once, port=port))
 
 
@@ -115,9 +153,10 @@ def status(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> 
     Exit code 1 when the server is not ready.
     """
     with client_of(url, key) as client:
-        told, ready = client.status(), client.ready()
+        told = client.status()
+        ready = bool(told["ready"] if "ready" in told else client.ready())  # one look at both tiers, not two
     if as_json:
-        typer.echo(json.dumps({"ready": ready, **told}))
+        typer.echo(json.dumps({**told, "ready": ready}))
         raise typer.Exit(0 if ready else 1)
     from rich.console import Console
     from rich.table import Column, Table
@@ -125,17 +164,11 @@ def status(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> 
     from deployments.cli.explain import status_rows
 
     title = f"{url}: {'ready' if ready else 'not ready'}, {told.get('sessions', 0)} requests under way"
-    table = Table("tier", Column("replica", overflow="fold"), "load", "controllers", title=title)
+    table = Table("tier", Column("replica", no_wrap=True), "load", "controllers", title=title)
     for row in status_rows(told):
         table.add_row(*row)
     Console().print(table)
     raise typer.Exit(0 if ready else 1)
-
-
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
-def bench(context: typer.Context) -> None:
-    """Measure, on emulated or real tiers; `outrider bench --help` lists what."""
-    raise typer.Exit(importlib.import_module("benchmarks.pipeline").run(context.args) or 0)
 
 
 @models_app.command()
@@ -202,13 +235,14 @@ def add_groups() -> None:
     """Command groups that live in modules of their own."""
     if any(group.name == "k8s" for group in app.registered_groups):
         return
-    from deployments.cli import acceptance, answer, batch, distill, kubernetes, plan, rollout
+    from deployments.cli import acceptance, answer, batch, bench, distill, kubernetes, plan, rollout
 
     app.command(epilog=answer.EXAMPLES)(answer.generate)
     app.command()(answer.chat)
     app.command(epilog=batch.EXAMPLES)(batch.batch)
-    app.command()(plan.plan)
-    app.command()(acceptance.acceptance)
+    app.command(epilog=bench.EXAMPLES)(bench.bench)
+    app.command(epilog=plan.EXAMPLES)(plan.plan)
+    app.command(epilog=acceptance.EXAMPLES)(acceptance.acceptance)
     app.command()(distill.distill)
     app.command()(rollout.rollout)
     app.command()(kubernetes.observe)
@@ -233,6 +267,14 @@ def _prepare(config: Any) -> None:
 
     with progress_bar() as progress:
         prepare(config, progress)
+
+
+def _started(address: str | None, proxy: Any) -> Any:
+    """A connection to Ray, which takes a while to come."""
+    from deployments.runtime.local import ray_cluster
+
+    _say("Starting Ray" if address is None else f"Connecting to Ray at {address}")
+    return ray_cluster(address, proxy)
 
 
 def _say(line: str) -> None:

@@ -12,6 +12,14 @@ import typer
 from actors.errors import ConfigError
 from deployments.cli.options import AsJson
 
+EXAMPLES = (
+    "Examples:\n\n"
+    "outrider plan --target h100-70b --draft l4-1b --acceptance 0.7\n\n"
+    "outrider plan --pass-ms 25 --step-ms 3 --acceptance 0.8 --sequences 16    times that you measured\n\n"
+    "outrider plan --traffic day                                               a day through the autoscaling policies"
+)
+"""The end of the command's help."""
+
 
 def plan(
     file: Annotated[
@@ -40,6 +48,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Work out whether speculation pays, with how much lookahead, and how many drafts a target wants."""
+    from cluster.planning.planner import assumptions
     from cluster.planning.planner import plan as work_out
 
     given = _given(file)
@@ -59,15 +68,23 @@ def plan(
         given["agreements"] = {"coupled": {"acceptance": acceptance, "spread": spread}}
     more = {"sequences": sequences, "target_gpu_hour": target_gpu_hour, "draft_gpu_hour": draft_gpu_hour}
     given |= {key: value for key, value in more.items() if value is not None}
-    found = work_out(_validated(given))
+    asked = _validated(given)
+    found = work_out(asked)
     if as_json:
         told = {"pays": found.pays, "best": asdict(found.best), "break_even": found.break_even}
         typer.echo(json.dumps({**told, "rows": [asdict(row) for row in found.rows]}))
         return
+    typer.echo("Assumed (--pass-ms, --step-ms, --acceptance, --sequences, prices, or a FILE say otherwise):")
+    for line in assumptions(asked):
+        typer.echo(f"  {line}")
+    typer.echo("")
     rows = found.table()
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         typer.echo("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+    typer.echo(
+        "\nin turn: drafts and target wait for each other; chain, tree: drafts run ahead. busy: share of the time."
+    )
     best = found.best
     with_drafts = f", {best.drafts} to {best.targets} (drafts to targets)" if best.drafts else ""
     typer.echo(f"\nBest: {best.method}, {best.speedup:.2f}x{with_drafts}")

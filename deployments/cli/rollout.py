@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 
 from actors.errors import ConfigError
 from cluster.config.serve_names import DRAFT_TIER
-from deployments.cli.options import AsJson
+from deployments.cli.options import AsJson, Temperature, said
 
 if TYPE_CHECKING:
     from deployments.runtime.rollout import Lengths, Verdict
@@ -29,7 +28,7 @@ def rollout(
         typer.Option(help="Ask these and measure on the answers; default: the traffic as it comes."),
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Of each answer to --prompts.")] = 128,
-    temperature: Annotated[float, typer.Option(min=0, max=10, help="Of answers to --prompts.")] = 0.8,
+    temperature: Temperature = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Answers to --prompts at once.")] = 4,
     dtype: Annotated[str | None, typer.Option(help="Of the draft's weights; default: as now.")] = None,
     engine_kwargs: Annotated[
@@ -43,19 +42,19 @@ def rollout(
     Neither the target tier nor anything under way is touched: while drafts are exchanged, answers are decoded
     plainly. Exit code 0: kept, 1: the old draft is back.
     """
-    from deployments.runtime.local import ray_cluster
+    from deployments.runtime.local import quiet_serve, ray_cluster
     from deployments.runtime.rollout import roll_out
     from deployments.runtime.served_application import ServedApplication
 
     asked = None if prompts is None else _messages(prompts)
     with ray_cluster(address):
-        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        quiet_serve()
         served = ServedApplication(application, limit)
         model = str(Path(draft).resolve()) if Path(draft).is_dir() else draft  # replicas run in folders of their own
         changes = {"model": model, "dtype": dtype, "engine_kwargs": _parsed(engine_kwargs)}
         choice = served.choice().model_copy(update={k: v for k, v in changes.items() if v is not None})
         _check(served, choice)
-        sampling = {"max_tokens": max_tokens, "temperature": temperature}
+        sampling = {"max_tokens": max_tokens, **said(temperature=temperature)}
         verdict = roll_out(
             served,
             choice,

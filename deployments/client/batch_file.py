@@ -1,25 +1,45 @@
 """OpenAI Batch files: requests in one file, answers in another, errors in a third. A job that was killed goes on.
 
 The output files are the job's memory: an item is done when its line is in one of them, so each input has exactly one
-line in the end, whenever the job was stopped. Lines are written whole; one that a crash cut short is dropped.
+line in the end, whenever the job was stopped. Lines are written whole; one that a crash cut short is dropped. What
+failed for reasons that pass (no server, no room, a lost replica) is taken out of the errors by the next run, and asked
+again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from actors.errors import ConfigError, OutriderError, RequestError
+from actors.errors import (
+    ConfigError,
+    DeadlineError,
+    EngineError,
+    OutriderError,
+    OverloadedError,
+    RequestError,
+    UnavailableError,
+)
 from deployments.client.jsonl import JsonlFile
 from deployments.ingress.error_responses import error_body
 
 ROUTES = ("/v1/chat/completions", "/v1/completions")
+PASSING_STATUSES = (429, 500, 502, 503, 504)
+"""Of answers that say: not now. The same request may be answered by another try."""
+PASSING_TYPES = tuple(kind.type for kind in (OverloadedError, UnavailableError, DeadlineError, EngineError))
 MAX_LINE_BYTES = 8 * 1024 * 1024
+READ_AHEAD = 64
+"""Lines read at once."""
+
+logger = logging.getLogger("outrider.batch")
 
 Json = dict[str, Any]
 Post = Callable[[str, Json], Awaitable[tuple[int, str, Json]]]
@@ -30,6 +50,12 @@ class LineError(RequestError):
     """A line of a batch file that is no request."""
 
     code = "invalid_line"
+
+
+class BrokenLineError(RequestError):
+    """A line whose answering ended in an error that nobody had foreseen."""
+
+    code = "broken_line"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +94,7 @@ def read_items(
                 raise LineError(f"line {number}: custom_id must be a text that is not empty", "custom_id")
             if custom_id in seen:
                 raise LineError(f"line {number}: custom_id {custom_id!r} was used before", "custom_id")
+            _check_sendable(data, number)
             yield _item(data, number, custom_id, routes)
             seen.add(custom_id)
         except LineError as error:
@@ -78,12 +105,27 @@ def _parsed(line: bytes, number: int) -> Json:
     if len(line) > MAX_LINE_BYTES:
         raise LineError(f"line {number}: longer than {MAX_LINE_BYTES} bytes")
     try:
-        data = json.loads(line)
+        data = json.loads(line, parse_constant=_refused)
     except (ValueError, RecursionError) as error:
         raise LineError(f"line {number}: not JSON") from error
     if not isinstance(data, dict):
         raise LineError(f"line {number}: not a JSON object")
     return data
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _check_sendable(data: Json, number: int) -> None:
+    """Raises LineError for what JSON's grammar allows, and nobody can send: half a surrogate pair, 1e999."""
+    try:
+        json.dumps(data, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"U+{ord(error.object[error.start]):04X}"
+        raise LineError(f"line {number}: half a surrogate pair ({half}), which is no character") from error
+    except (ValueError, RecursionError) as error:
+        raise LineError(f"line {number}: a number that is too large, or nested too deep") from error
 
 
 def _item(data: Json, number: int, custom_id: str, routes: tuple[str, ...]) -> Item:
@@ -100,11 +142,21 @@ def _item(data: Json, number: int, custom_id: str, routes: tuple[str, ...]) -> I
 
 
 class ResultFile:
-    """Lines of results, appended whole. `done` holds what identifies the lines that are in it."""
+    """Lines of results, appended whole. `done` holds what identifies the lines that are in it.
+
+    Failures that may pass are removed when the file is opened again.
+    """
 
     def __init__(self, path: Path) -> None:
         self.done: set[tuple[str, object]] = set()
-        self._file = JsonlFile(path, "result of a batch", lambda result: self.done.add(_identity(result)))
+        self._file = JsonlFile(path, "result of a batch", self._recall)
+
+    def _recall(self, result: Json) -> bool:
+        identity = _identity(result)
+        if may_pass(result):
+            return False
+        self.done.add(identity)
+        return True
 
     def add(self, result: Json) -> None:
         """Append one line; returns when the operating system has it."""
@@ -114,6 +166,14 @@ class ResultFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def may_pass(result: Json) -> bool:
+    """Whether a result is a failure that another run may not meet."""
+    response, error = result.get("response"), result.get("error")
+    if response is not None:
+        return response.get("status_code") in PASSING_STATUSES
+    return isinstance(error, dict) and error.get("type") in PASSING_TYPES
 
 
 def _identity(result: Json) -> tuple[str, object]:
@@ -165,8 +225,18 @@ class Batch:
     async def _all(
         self, items: Iterator[Item | tuple[int, str | None, LineError]], answers: ResultFile, problems: ResultFile
     ) -> None:
+        ahead: deque[Item | tuple[int, str | None, LineError]] = deque()
+        reading = asyncio.Lock()
+
+        async def following() -> Item | tuple[int, str | None, LineError] | None:
+            """The file is read as fast as it is worked off, on a thread: long ones hold up nothing else."""
+            async with reading:
+                if not ahead:
+                    ahead.extend(await asyncio.to_thread(lambda: list(islice(items, READ_AHEAD))))
+                return ahead.popleft() if ahead else None
+
         async def worker() -> None:
-            for item in items:  # shared: the file is read as fast as it is worked off
+            while (item := await following()) is not None:
                 await self._one(item, answers, problems)
 
         async with asyncio.TaskGroup() as group:
@@ -202,6 +272,13 @@ class Batch:
             status, request_id, body = await self.post(item.url, item.body)
         except OutriderError as error:
             problems.add({**_result(item.custom_id), **error_body(error)})
+            self.counts.failed += 1
+            self.report(False, {})
+            return
+        except Exception as error:  # one line's fault, and no reason for the others to stop
+            logger.exception("line %d, %s, broke", item.line, item.custom_id)
+            broken = BrokenLineError(f"line {item.line} could not be answered: {type(error).__name__}: {error}")
+            problems.add({**_result(item.custom_id), **error_body(broken)})
             self.counts.failed += 1
             self.report(False, {})
             return

@@ -10,7 +10,7 @@ for result in client.generate(["One.", "Two."], max_tokens=50):
 from __future__ import annotations
 
 import asyncio
-import random
+import logging
 import sys
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
@@ -18,18 +18,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
-from actors.errors import ConfigError, InvalidSettingError, OutriderError, OverloadedError, UnavailableError
+from actors.errors import (
+    ConfigError,
+    InvalidSettingError,
+    OutriderError,
+    OverloadedError,
+    PromptError,
+    UnavailableError,
+)
 from actors.messages import Delta, GenerationRequest
 from cluster.config.serve_names import ORCHESTRATOR
 from deployments.client.address import DEFAULT_URL
+from deployments.client.cluster_owner import refuse_others
 from deployments.client.http_service import HttpService, check_ray_address
 from deployments.client.journal import Journal, digest
 from deployments.client.progress import Progress, progress_for
-from deployments.client.request_builder import Prompt, asked_of, named, request_for
+from deployments.client.request_builder import Prompt, RequestSettings, asked_of, named, request_for
 from deployments.client.results import Result
+from deployments.client.retrying import Retries
 from deployments.ingress.service import Answering, Service
 
-LONGEST_PAUSE_S = 20.0
 T = TypeVar("T")
 
 
@@ -60,8 +68,7 @@ class Client:
 
     def __init__(self, service: Service, retries: int = 5, pause_s: float = 0.5) -> None:
         self._service = service
-        self._retries = retries
-        self._pause_s = pause_s
+        self._retries = Retries(retries, pause_s)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="outrider-client", daemon=True)
         self._thread.start()
@@ -85,7 +92,8 @@ class Client:
         progress: show a bar; by default on a terminal or in a notebook.
         journal: file that finished items are written to; a later call with the same inputs goes on from it.
         sampling: fields of SamplingSettings (temperature, max_tokens, seed, stop, ...), and `timeout_s`, `priority`.
-        Raises InvalidSettingError for settings out of range or unknown.
+        Raises InvalidSettingError for settings out of range or unknown; a prompt that cannot be sent is its item's
+        error.
         """
 
         async def collect() -> list[Result]:
@@ -114,7 +122,8 @@ class Client:
             raise InvalidSettingError(f"concurrency must be at least 1, not {concurrency}", "concurrency")
         if isinstance(prompts, str):
             raise InvalidSettingError("generate takes a list of prompts; for one prompt use [prompt]", "prompts")
-        requests = [request_for(prompt, sampling) for prompt in prompts]
+        settings = RequestSettings.of(sampling)
+        requests = [_request_or_error(settings, prompt) for prompt in prompts]
         notes = Journal(journal) if journal is not None else None
         bar = progress_for(len(requests), progress)
         try:
@@ -128,7 +137,7 @@ class Client:
                 notes.close()
 
     async def _all(
-        self, requests: list[GenerationRequest], concurrency: int, journal: Journal | None, bar: Progress
+        self, requests: list[GenerationRequest | PromptError], concurrency: int, journal: Journal | None, bar: Progress
     ) -> AsyncGenerator[Result, None]:
         waiting = iter(enumerate(requests))
         finished: asyncio.Queue[Result | Exception] = asyncio.Queue(maxsize=2 * concurrency)
@@ -153,7 +162,9 @@ class Client:
                 one.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
 
-    async def _item(self, index: int, request: GenerationRequest, journal: Journal | None) -> Result:
+    async def _item(self, index: int, request: GenerationRequest | PromptError, journal: Journal | None) -> Result:
+        if isinstance(request, PromptError):
+            return Result(index, error=request)
         asked = digest(asked_of(request)) if journal is not None else ""
         if journal is not None and (done := journal.result(index, asked)) is not None:
             return Result.from_json(done)
@@ -164,27 +175,20 @@ class Client:
 
     async def _answer(self, index: int, request: GenerationRequest) -> Result:
         """One item with its retries. Errors that will not pass are the result."""
-        for attempt in range(self._retries + 1):
-            result = Result(index)
-            try:
-                if isinstance(self._service, Answering):
-                    result.take(await self._service.answer(named(request)))
-                    return result
-                async for delta in self._service.generate(named(request)):
-                    result.take(delta)
-                return result
-            except (OverloadedError, UnavailableError) as error:
-                result.error = error
-                if attempt < self._retries:
-                    await asyncio.sleep(self._pause(attempt, getattr(error, "retry_after", 0.0)))
-            except OutriderError as error:
-                return Result(index, error=error)
-        return Result(index, error=result.error)
 
-    def _pause(self, attempt: int, asked: float) -> float:
-        """Doubling pauses with full jitter, never shorter than the server asked for."""
-        longest = min(LONGEST_PAUSE_S, self._pause_s * 2**attempt)
-        return max(asked, random.uniform(0, longest))
+        async def attempt() -> Result:
+            result = Result(index)
+            if isinstance(self._service, Answering):
+                result.take(await self._service.answer(named(request)))
+                return result
+            async for delta in self._service.generate(named(request)):
+                result.take(delta)
+            return result
+
+        try:
+            return await self._retries.run(attempt, (OverloadedError, UnavailableError))
+        except OutriderError as error:
+            return Result(index, error=error)
 
     # -- one --------------------------------------------------------------------------------------------------------
 
@@ -253,6 +257,14 @@ class Client:
             raise
 
 
+def _request_or_error(settings: RequestSettings, prompt: Prompt) -> GenerationRequest | PromptError:
+    """One item's prompt that cannot be sent is that item's error, and no other's."""
+    try:
+        return settings.request(prompt)
+    except PromptError as error:
+        return error
+
+
 def _connected_to_ray() -> bool:
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
@@ -268,9 +280,14 @@ def _through_ray(address: str, application: str) -> Service:
 
     if not ray.is_initialized():
         try:
-            ray.init(address=address, log_to_driver=False)
+            context = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ConfigError(f"cannot reach the Ray cluster at {address}: {error}") from error
+        try:
+            refuse_others(address, context.address_info)
+        except ConfigError:
+            ray.shutdown()
+            raise
     if application not in serve.status().applications:
         raise ConfigError(f"no application {application!r} is running on the Ray cluster at {address}")
     return RemoteService(serve.get_deployment_handle(ORCHESTRATOR, application))

@@ -15,6 +15,7 @@ import httpx
 from actors import errors
 from actors.errors import ConfigError, EngineError, InvalidSettingError, OutriderError, RequestError, UnavailableError
 from actors.messages import Alternatives, Delta, GenerationRequest, Usage
+from deployments.client.http_connection import connection, header_value, server_root
 from deployments.client.results import usage_from
 
 CONNECT_LIMIT_S = 10.0
@@ -25,7 +26,8 @@ class HttpService:
     """Generates through the `/v1` routes of an Outrider server.
 
     url: the server's root, with or without `/v1`. limit_s bounds the wait for the next piece of an answer, and for a
-    whole one; it should not be below the server's orchestrator.settings.request_timeout_s.
+    whole one; it should not be below the server's orchestrator.settings.request_timeout_s. Raises ConfigError for an
+    address or a key that cannot be used.
     """
 
     def __init__(
@@ -35,8 +37,8 @@ class HttpService:
         limit_s: float = 600.0,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self.url = server_root(url)
+        self._key = header_value(key) if key else None
         self._limit_s = limit_s
         self._timeout = httpx.Timeout(limit_s, connect=CONNECT_LIMIT_S, pool=None)
         self._transport = transport
@@ -47,9 +49,9 @@ class HttpService:
         """Connections belong to an event loop: each loop has its own."""
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
-            self._clients[loop] = httpx.AsyncClient(
-                base_url=self.url,
-                headers=self._headers,
+            self._clients[loop] = connection(
+                self.url,
+                self._key,
                 timeout=self._timeout,
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
                 transport=self._transport,
@@ -105,8 +107,9 @@ class HttpService:
 
     async def close(self) -> None:
         """Close the connections of this event loop."""
-        await self._http.aclose()
-        del self._clients[asyncio.get_running_loop()]
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.aclose()
 
     async def _get(self, path: str) -> httpx.Response:
         try:
@@ -215,6 +218,7 @@ def _delta(tokens: list[dict[str, Any]]) -> Delta:
             Alternatives(token["logprob"], tuple((other, score) for other, score in token["top"])) for token in scored
         ),
         margins=tuple(token["margin"] for token in tokens if "margin" in token),
+        rejected=tuple(tuple(draft["id"] for draft in token.get("rejected", ())) for token in tokens),
     )
 
 

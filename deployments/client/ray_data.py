@@ -1,4 +1,4 @@
-"""For Ray Data: a ready class for `map_batches`.
+"""For Ray Data: a ready class for `map_batches`. Needs the extra `ray-data`.
 
 import ray
 from deployments.client.ray_data import Generate
@@ -10,8 +10,10 @@ answered = ray.data.read_json("prompts.jsonl").map_batches(
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
+from actors.errors import ConfigError
 from deployments.client.client import connect
 
 
@@ -32,6 +34,7 @@ class Generate:
         window: int = 64,
         **sampling: Any,
     ) -> None:
+        _check_installed()
         self._client = connect(target, application=application, key=key)
         self._column = column
         self._window = window
@@ -52,6 +55,13 @@ class Generate:
             "finish": np.array([result.finish or "" for result in results], dtype=object),
             "error": np.array([str(result.error or "") for result in results], dtype=object),
         }
+
+
+def _check_installed() -> None:
+    """Ray Data itself needs more than Ray Serve. Raises ConfigError that names the extra."""
+    missing = [name for name in ("numpy", "pandas", "pyarrow") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"Ray Data needs {' and '.join(missing)}: pip install 'outrider[ray-data]'")
 
 
 def _plain(value: Any) -> Any:

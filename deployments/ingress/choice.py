@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from actors.errors import EngineError
 from actors.messages import Alternatives, Delta, Usage
-from deployments.ingress.tool_calls import ToolCall, ToolCallReader
+from deployments.ingress.tools.tool_calls import ToolCall, ToolCallReader
 
 Json = dict[str, Any]
 
@@ -35,6 +36,10 @@ class Choice:
     index: int
     echo: str = ""
     reader: ToolCallReader = field(default_factory=lambda: ToolCallReader(()))
+    stop_text: Callable[[str | int], str] | None = None
+    """What is shown of the stop string or token that ended the answer; None shows nothing."""
+    piece: Callable[[int], bytes] = lambda token: b""
+    """The bytes of a token, to show drafts that were rejected."""
     text: str = ""
     entries: list[tuple[int, Alternatives, str]] = field(default_factory=list)
     tokens: list[Json] = field(default_factory=list)
@@ -54,13 +59,19 @@ class Choice:
         """Add `delta`. Raises EngineError when generation failed."""
         if delta.finish == "error":
             raise EngineError("generation failed before the answer was complete")
-        text = ("" if self.started else self.echo) + self.reader.push(delta.text)
+        released, calls = self.reader.push(delta.text)
+        text = ("" if self.started else self.echo) + released
         entries = list(zip(delta.tokens, delta.alternatives, delta.texts, strict=False))
-        step = Step(text, entries, described(delta) if with_tokens else [], [], delta.finish, not self.started)
+        tokens = described(delta, self.piece) if with_tokens else []
+        step = Step(text, entries, tokens, calls, delta.finish, not self.started)
         if delta.finish is not None:
-            rest, step.calls = self.reader.finish()
+            rest, more = self.reader.finish()
             step.text += rest
-            step.finish = "tool_calls" if step.calls else delta.finish
+            if self.stop_text is not None and delta.stop is not None:
+                step.text += self.stop_text(delta.stop)
+            step.calls += more
+            if delta.finish == "stop" and (self.calls or step.calls):
+                step.finish = "tool_calls"  # an answer that was cut says so, whatever it called before
             self.usage = delta.usage or Usage()
             self.stop = delta.stop
         self.started = True
@@ -73,8 +84,11 @@ class Choice:
         return step
 
 
-def described(delta: Delta) -> list[Json]:
-    """Every token of a delta with where it came from, and with the target's view of it when that was asked for."""
+def described(delta: Delta, piece: Callable[[int], bytes]) -> list[Json]:
+    """Every token of a delta with where it came from, and with the target's view of it when that was asked for.
+
+    A token that stands in the place of rejected drafts names them.
+    """
     told: list[Json] = [
         {"id": token, "text": text, "origin": origin}
         for token, text, origin in zip(delta.tokens, delta.texts, delta.origins, strict=False)
@@ -84,6 +98,9 @@ def described(delta: Delta) -> list[Json]:
     for token, own in zip(told, delta.alternatives, strict=False):
         token["logprob"] = finite(own.logprob)
         token["top"] = [[other, finite(score)] for other, score in own.top]
+    for token, drafts in zip(told, delta.rejected, strict=False):
+        if drafts:
+            token["rejected"] = [{"id": draft, "text": piece(draft).decode("utf-8", "replace")} for draft in drafts]
     return told
 
 

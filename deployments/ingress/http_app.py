@@ -16,6 +16,8 @@ from starlette.responses import Response
 
 from deployments.batch_api.routes import BatchLimits, BatchRequest, BatchRoutes
 from deployments.ingress import error_responses, openapi
+from deployments.ingress.browser_guard import BrowserGuardMiddleware
+from deployments.ingress.client_compatibility import HeadMiddleware, Http10Middleware
 from deployments.ingress.middleware import AccessLogMiddleware, RequestIdMiddleware
 from deployments.ingress.rate_limit import RequestGate
 from deployments.ingress.routes import HttpLimits, Routes
@@ -62,6 +64,8 @@ def http_app(
 
     app.add_exception_handler(GoneError, gone)
     app.add_exception_handler(ClientDisconnect, gone)  # in the middle of its body
+    app.add_middleware(HeadMiddleware)
+    app.add_middleware(Http10Middleware)
     if stamp_ids:
         app.add_middleware(RequestIdMiddleware)
     if limits.cors_origins:
@@ -72,6 +76,8 @@ def http_app(
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
+    if limits.guards_browsers:
+        app.add_middleware(BrowserGuardMiddleware, origins=limits.cors_origins, is_loopback=limits.is_loopback)
     if limits.access_log:
         app.add_middleware(AccessLogMiddleware)
     _routes(app, door)
@@ -90,6 +96,7 @@ def _routes(app: FastAPI, door: Routes) -> None:
     for prefix in ("", "/v1"):
         app.post(f"{prefix}/tokenize", openapi_extra=takes(TokenizeRequest), dependencies=known)(door.tokenize)
         app.post(f"{prefix}/detokenize", openapi_extra=takes(DetokenizeRequest), dependencies=known)(door.detokenize)
+        app.get(f"{prefix}/tokenizer_info", dependencies=known)(door.tokenizer_info)
     app.get("/status", dependencies=known)(door.status)
     app.get("/", include_in_schema=False)(door.page)
     app.get("/health")(door.health)

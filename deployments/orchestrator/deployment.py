@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -17,14 +17,16 @@ from actors.orchestrator.admission import Admission
 from actors.orchestrator.orchestrator import Orchestrator
 from cluster.config.deployment import DeploymentConfig
 from cluster.models import factory
+from cluster.models.default_sampling import completed
 from cluster.models.factory import TextFacts
 from cluster.observability.otel_tracer import tracer_for
 from cluster.observability.ray_recorder import RayRecorder
 from deployments.orchestrator.answer_recording import answer_recorder
 from deployments.orchestrator.failover import leave_alone, take_over
-from deployments.orchestrator.handle import Call, LostError, over_grpc
+from deployments.orchestrator.handle import Call, LostError
 from deployments.orchestrator.heartbeat import SILENCE_S, SilenceError, listening, with_heartbeats
 from deployments.orchestrator.request_batching import Outcome, RequestBatcher, answered
+from deployments.runtime.ray_internals import over_grpc
 from deployments.tiers.actor_discovery import NamedActors
 from deployments.tiers.serve_status import overview
 
@@ -38,13 +40,18 @@ class OwnService:
     """A Service over an orchestrator in this process. Make it with `await OwnService.start(...)`."""
 
     def __init__(
-        self, orchestrator: Orchestrator, config: DeploymentConfig, application: str, needs_drafts: bool
+        self,
+        orchestrator: Orchestrator,
+        config: DeploymentConfig,
+        application: str,
+        needs_drafts: bool,
+        sampling: Mapping[str, float],
     ) -> None:
         self._orchestrator = orchestrator
         self._config = config
         self._application = application
         self._needs_drafts = needs_drafts
-        self.generate = orchestrator.generate
+        self._sampling = sampling
         self.check = orchestrator.check
 
     @classmethod
@@ -69,19 +76,27 @@ class OwnService:
             keep=answers.keep if answers is not None else None,
         )
         await orchestrator.start()
-        return cls(orchestrator, config, application, config.draft.kind != "none" and least > 0)
+        return cls(orchestrator, config, application, config.draft.kind != "none" and least > 0, facts.sampling)
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta]:
+        """See Orchestrator.generate; settings that the request does not name are the deployment's."""
+        return self._orchestrator.generate(completed(request, self._sampling))
 
     async def status(self) -> dict[str, Any]:
         """Both tiers as this orchestrator sees them, and as Serve does."""
         status = self._orchestrator.status()
+        status["ready"] = self._ready(status)
         for tier, told in (await overview(self._application, self._config)).items():
             status[tier]["serve"] = told
         return status
 
     async def ready(self) -> bool:
         """Whether both tiers can serve; a draft tier that may be empty is not waited for."""
-        drafts = self._orchestrator.status()["draft"]["replicas"]
-        return self._orchestrator.ready() and (bool(drafts) or not self._needs_drafts)
+        return self._ready(self._orchestrator.status())
+
+    def _ready(self, status: dict[str, Any]) -> bool:
+        drafts = status["draft"]["replicas"]
+        return bool(status["target"]["replicas"]) and (bool(drafts) or not self._needs_drafts)
 
 
 class OrchestratorReplica:
@@ -224,11 +239,13 @@ def _lost_or_own(error: Exception) -> Exception:
 
 def own_error(error: Exception) -> Exception:
     """The error that was raised at the other end of a handle, unwrapped."""
+    from ray.serve.exceptions import BackPressureError
+
     cause = getattr(error, "cause", None)
     if isinstance(cause, OutriderError):
         return cause
     if isinstance(error, OutriderError):
         return error
-    if type(error).__name__ == "BackPressureError":
+    if isinstance(error, BackPressureError):
         return UnavailableError("the orchestrators' queues are full")
     return EngineError(f"the orchestrator failed: {type(cause or error).__name__}")

@@ -10,12 +10,16 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import Any
 
 from actors.errors import ConfigError
 from cluster.config.deployment import DeploymentConfig, Proxy
+from cluster.scaling.placement import TierName
+from deployments.client.cluster_owner import refuse_others
 from deployments.client.http_service import check_ray_address
-from deployments.runtime import haproxy, serve_environment
+from deployments.runtime import haproxy, ray_folder, ray_internals, serve_environment
 
 OBJECT_STORE_BYTES = 200 * 1024 * 1024
 """Everything that crosses an actor boundary is small; Ray's default would take a third of the memory."""
@@ -28,11 +32,17 @@ many threads of Ray's processes then grow for hours (benchmarks/LOG.md). The ima
 
 STARTING_S = 30.0
 """How long a Ray cluster that was named has to listen: it may be starting beside this."""
-OBSTACLES_S = 5.0
-"""How often to look whether a starting tier waits for a place."""
+PROGRESS_S = 5.0
+"""How often to tell what a start waits for."""
 Report = Callable[[str], None]
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+STOP_S = 3.0
+"""How long an application on a cluster of our own has to let go of its models before the cluster's processes end."""
 
 _asked_to_stop = threading.Event()
+_handler: list[Callable[[int, FrameType | None], None]] = []
+"""The handler of `interruptible`, while it is in force."""
 
 
 def check_port(host: str, port: int) -> None:
@@ -69,7 +79,7 @@ def ray_cluster(address: str | None = None, proxy: Proxy = "serve") -> Iterator[
         return
     variables = dict[str, str]()
     if address is None:
-        variables = ALLOCATOR | serve_environment.environment()
+        variables = ALLOCATOR | serve_environment.environment() | ray_folder.environment(os.environ)
         if proxy == "haproxy":
             variables |= haproxy.environment(free_port)
     with exported(variables), _connected(address) as own:
@@ -104,10 +114,16 @@ def _connected(address: str | None) -> Iterator[bool]:
     else:
         check_ray_address(address, patience_s=STARTING_S)
         try:
-            ray.init(address=address, **quiet)
+            context = ray.init(address=address, **quiet)
         except (ConnectionError, RuntimeError, ValueError) as error:
             hint = "" if address == "auto" else " (a cluster with Ray's tokens wants RAY_AUTH_MODE=token)"
             raise ConfigError(f"cannot reach the Ray cluster at {address}{hint}: {error}") from error
+        try:
+            refuse_others(address, context.address_info)
+        except ConfigError:
+            ray.shutdown()
+            raise
+    _take_signals()  # Ray has put its own handler of SIGTERM in the place of ours: it aborts with a stack trace
     try:
         yield address is None
     finally:
@@ -124,39 +140,68 @@ def application(config: DeploymentConfig, report: Report = lambda _: None) -> It
 
     from deployments.app import application as build
 
-    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    quiet_serve()
     serve.start(http_options={"host": config.ingress.host, "port": config.ingress.port})
-    report("Starting both tiers")
+    report("Starting both tiers" if config.draft.kind != "none" else "Starting the target tier")
     try:
         stop_if_asked()
         try:
-            with _obstacles_reported(config, report):
+            with _progress_reported(config, report):
                 serve.run(build(config), name=config.name, route_prefix=config.ingress.route_prefix)
         except RuntimeError as error:
             raise ConfigError(_reason(config.name) or f"the application did not start: {error}") from error
-        url = f"http://{config.ingress.host}:{_port(config)}{config.ingress.route_prefix.rstrip('/')}"
+        url = server_url(config.ingress.host, _port(config), config.ingress.route_prefix)
         _await_ready(config, url)
         yield url
     finally:
         with contextlib.suppress(Exception):  # the cluster may be gone already
-            serve.delete(config.name)
+            _delete(config.name)
+
+
+def quiet_serve() -> None:
+    """Keep Serve's log off the terminal. Importing Serve sets the level of its log, so that comes first."""
+    import ray.serve  # noqa: F401
+
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+
+
+def server_url(host: str, port: int, prefix: str = "/") -> str:
+    """Where a server that listens on `host` is found from this machine."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}{prefix.rstrip('/')}"
+
+
+def _delete(name: str) -> None:
+    """Delete the application. One that is told to stop gets a moment for it: its answers are broken off."""
+    from ray import serve
+
+    if not _asked_to_stop.is_set():
+        serve.delete(name)
+        return
+    ray_internals.begin_delete(name)
+    deadline = time.monotonic() + STOP_S
+    while name in serve.status().applications and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 @contextlib.contextmanager
-def _obstacles_reported(config: DeploymentConfig, report: Report) -> Iterator[None]:
-    """Says, while an application starts, which tier waits for a place on the cluster, and for what."""
+def _progress_reported(config: DeploymentConfig, report: Report) -> Iterator[None]:
+    """Says, while an application starts, which tiers are not there yet, and which cannot be placed, and why."""
     from deployments.tiers.serve_status import look
 
     started, told = threading.Event(), set[str]()
+    began = time.monotonic()
 
     def watch() -> None:
-        while not started.wait(OBSTACLES_S):
-            for tier, found in look(config.name, config).items():
-                if (obstacle := found.get("obstacle")) and obstacle not in told:
+        while not started.wait(PROGRESS_S):
+            found = look(config.name, config)
+            for tier, seen in found.items():
+                if (obstacle := seen.get("obstacle")) and obstacle not in told:
                     told.add(obstacle)
                     report(f"The {tier} tier cannot be placed: {obstacle}")
+            report(waits_for(found, time.monotonic() - began))
 
-    watcher = threading.Thread(target=watch, name="obstacles", daemon=True)
+    watcher = threading.Thread(target=watch, name="progress", daemon=True)
     watcher.start()
     try:
         yield
@@ -165,29 +210,49 @@ def _obstacles_reported(config: DeploymentConfig, report: Report) -> Iterator[No
         watcher.join()
 
 
+def waits_for(found: Mapping[TierName, Mapping[str, Any]], seconds: float) -> str:
+    """What a start waits for, in one line; found: as serve_status.look tells it."""
+    states = [(tier, seen.get("states", {})) for tier, seen in found.items()]
+    parts = [f"the {tier} tier {'is there' if told.get('RUNNING') else 'loads its model'}" for tier, told in states]
+    return f"Starting for {seconds:.0f} s: {', '.join(parts) or 'Ray Serve comes up'}"
+
+
 def _port(config: DeploymentConfig) -> int:
     """Where Serve listens: it keeps the port it was first started with, whatever a later application asks for."""
-    from ray.serve.context import _get_global_client
-
-    client = _get_global_client()
-    return int(client.http_config.port) if client is not None else config.ingress.port
+    return ray_internals.http_port() or config.ingress.port
 
 
 @contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Being terminated is being interrupted: whatever was started is stopped. Interrupts are remembered, see below."""
+def interruptible(report: Report = lambda _: None) -> Iterator[None]:
+    """Being terminated is being interrupted: whatever was started is stopped. Interrupts are remembered, see below.
 
-    def interrupt(number: int, frame: object) -> None:
+    report: told "Stopping" once, when that is asked for.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        first = not _asked_to_stop.is_set()
         _asked_to_stop.set()
+        if first:
+            report("Stopping")
         raise KeyboardInterrupt
 
-    former = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    former = {number: signal.getsignal(number) for number in SIGNALS}
+    _handler.append(interrupt)
+    _take_signals()
     try:
         yield
     finally:
+        _handler.remove(interrupt)
         for number, handler in former.items():
             signal.signal(number, handler)
         _asked_to_stop.clear()
+
+
+def _take_signals() -> None:
+    """Put the handler of `interruptible` in force (again)."""
+    if _handler and threading.current_thread() is threading.main_thread():
+        for number in SIGNALS:
+            signal.signal(number, _handler[-1])
 
 
 def stop_if_asked() -> None:
@@ -213,9 +278,9 @@ def _await_ready(config: DeploymentConfig, url: str, limit_s: float = 60.0) -> N
         stop_if_asked()
         time.sleep(0.05)
         try:
-            if httpx.get(f"{url}/ready", timeout=limit_s).status_code == 200:
+            if httpx.get(f"{url}/ready", timeout=limit_s, trust_env=False).status_code == 200:
                 return
-            refused = httpx.get(f"{url}/status", timeout=limit_s).json()
+            refused = httpx.get(f"{url}/status", timeout=limit_s, trust_env=False).json()
         except (httpx.TransportError, ValueError):  # the proxy is on its way up
             continue
         for tier in ("target", "draft"):

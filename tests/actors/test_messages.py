@@ -46,3 +46,12 @@ def test_a_verdict_brings_its_error_along() -> None:
     )
     assert isinstance(found.error, OverloadedError)
     assert str(found.error) == "all slots are taken"
+
+
+def test_a_branch_that_came_true_is_told_apart() -> None:
+    """Of three draft tokens two are accepted, the second of which had been named beside a more likely one."""
+    result = VerificationResult("s", 4, (7, 8, 9), proposed=3, accepted=2, branches=(1,))
+    assert result.origins() == ["accepted", "branch", "correction"]
+    assert pickle.loads(pickle.dumps(result)) == result
+    result.cut(1)
+    assert (result.branches, result.origins()) == ((), ["accepted"])

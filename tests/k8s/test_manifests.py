@@ -213,6 +213,26 @@ class TestCommand:
         (resource,) = yaml.safe_load((overlay / "kustomization.yaml").read_text())["resources"]
         assert (overlay / resource / "rayservice.yaml").resolve() == (K8S / "base" / "rayservice.yaml").resolve()
 
+    def test_outside_a_checkout(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The base is the package's own; an overlay gets a copy of it, so that it can be committed anywhere."""
+        config = str((K8S / "overlays" / "kind" / "config.yaml").resolve())
+        monkeypatch.chdir(tmp_path)
+        assert yaml.safe_load(self.run(config).stdout) == manifests.rayservice(load_config(config), TEMPLATE)
+        result = self.run(config, "--overlay", "mine")
+        assert result.exit_code == 0, result.output
+        assert yaml.safe_load((tmp_path / "mine" / "kustomization.yaml").read_text())["resources"] == ["base"]
+        kinds = {document["kind"] for document in kustomize(tmp_path / "mine")}
+        assert {"RayService", "NetworkPolicy", "Namespace"} <= kinds
+
+    def test_in_a_checkout_the_overlay_leads_to_its_base(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        config = str((K8S / "overlays" / "kind" / "config.yaml").resolve())
+        (tmp_path / "k8s").mkdir()
+        (tmp_path / "k8s" / "base").symlink_to(manifests.BASE)
+        monkeypatch.chdir(tmp_path)
+        assert self.run(config, "--overlay", "k8s/overlays/mine").exit_code == 0
+        written = (tmp_path / "k8s" / "overlays" / "mine" / "kustomization.yaml").read_text()
+        assert yaml.safe_load(written)["resources"] == ["../../base"]
+
     def test_the_runbook_s_overlay_builds(self, tmp_path: Path) -> None:
         """Step 5 as it is written there: a copy of the gpu overlay, with the runbook's lines for kustomization.yaml."""
         mine = tmp_path / "k8s" / "overlays" / "mine"

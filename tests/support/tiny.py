@@ -68,7 +68,7 @@ class Reciter:
         says = self.says if isinstance(self.says, str) else self.says[len(self.requests) % len(self.says)]
         script = self.codec.encode(says)
         tokens = script[: sampling.max_tokens]
-        stream = self.codec.stream((), sampling.stop, sampling.min_tokens)
+        stream = self.codec.stream((), sampling.stop, sampling.min_tokens, not sampling.skip_special_tokens)
         sent = 0
         for number, start in enumerate(range(0, len(tokens), self.block)):
             if number == self.failure_after:
@@ -92,6 +92,7 @@ class Reciter:
                 if sampling.logprobs is not None
                 else (),
                 margins=(0.5,) * len(block) if sampling.margins else (),
+                rejected=((),) * (len(block) - 1) + (self.codec.encode("<s>"),) if sampling.margins else (),
                 finish=finish,
                 stop=pushed.stop,
                 usage=Usage(7, sent, 9, 6, 4, 2, 1) if last else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from reference_ranking import rank_alone
 from torch import Tensor
 
+from actors.algorithms.draft_tree import follow
 from actors.algorithms.drafting import DraftRow, RankedRow, rank_children
 from actors.algorithms.types import Block
 from actors.algorithms.verification import Grammar, verify_alone, verify_blocks
@@ -181,6 +183,46 @@ def test_settings_combined(seed: int, size: int, at_once: bool) -> None:
     cases = [some_settings(drawn, size) for _ in range(int(drawn.integers(1, 9)))]
     for expected, got in compare(cases, seed, size, torch.float64, at_once=at_once):
         assert repr(got) == repr(expected)  # as text, errors and NaN compare by value
+
+
+def tree_of(
+    fields: dict[str, object], drawn: np.random.Generator, size: int, grammar: Grammar | None
+) -> tuple[Tensor, Block]:
+    """A random tree whose nodes are often the reference's own tokens, with rows of logits at random for each."""
+    nodes = int(drawn.integers(1, 9))
+    rows = torch.from_numpy(drawn.standard_normal((nodes + 1, size)) * 3)
+    sampling, seed = SamplingSettings.model_validate(fields), int(drawn.integers(2**62))
+    parents = [int(drawn.integers(-1, i)) for i in range(nodes)]
+    paths: list[list[int]] = [[]]  # the nodes up to each row
+    tokens: list[int] = []
+    for parent in parents:
+        branch = paths[parent + 1]
+        along = Block(sampling, seed, 2, [1], [3], [tokens[node] for node in branch], eos=(0,))
+        taken = verify_alone(rows[[0, *(node + 1 for node in branch)]], along, grammar).tokens
+        right = len(taken) > len(branch) and drawn.random() < 0.7
+        tokens.append(
+            taken[len(branch)] if right else int(drawn.choice([drawn.integers(size), drawn.integers(8), size]))
+        )
+        paths.append([*branch, len(tokens) - 1])
+    return rows, Block(sampling, seed, 2, [1], [3], tokens, eos=(0,), parents=parents)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(VOCABULARIES))
+def test_trees_equal_the_accepted_branch_alone(at_once: bool, seed: int, size: int) -> None:
+    """What a tree commits is what its accepted branch would have committed as a path, whatever stands beside it."""
+    drawn = np.random.default_rng(seed)
+    grammar = OddGrammar(size, seed) if seed % 4 == 0 else None
+    cases = [tree_of({**some_settings(drawn, size), "margins": False}, drawn, size, grammar) for _ in range(4)]
+    logits = torch.cat([rows for rows, _ in cases])
+    found = verify_blocks(logits, [block for _, block in cases], [grammar] * len(cases), at_once=at_once)
+    for (rows, block), got in zip(cases, found, strict=True):
+        path = follow(block.drafts, block.parents, got.tokens[: got.accepted])
+        branch = dataclasses.replace(block, drafts=[block.drafts[node] for node in path], parents=())
+        expected = verify_alone(rows[[0, *(node + 1 for node in path)]], branch, grammar)
+        assert (got.tokens, got.accepted, repr(got.error)) == (expected.tokens, expected.accepted, repr(expected.error))
+        assert rounded(got) == rounded(expected)
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block", "typical"])

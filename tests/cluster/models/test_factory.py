@@ -97,6 +97,8 @@ def test_a_retokenised_draft_is_built_and_fits(pair: tuple[str, str, str], tmp_p
 def test_deterministic_is_the_embedded_engines_promise() -> None:
     with pytest.raises(ConfigError, match="batch invariance"):
         load_config({"target": {"engine": "vllm", "deterministic": True}})
+    with pytest.raises(ConfigError, match="tensor_parallel_size 1: the order in which ranks are summed"):
+        load_config({"target": {"tensor_parallel_size": 2, "deterministic": True}})
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -72,6 +74,15 @@ def test_nodes_that_live() -> None:
         {"NodeManagerAddress": "10.0.0.1", "MetricsExportPort": 8080, "Alive": True},
     ]
     assert local_prometheus.node_addresses(nodes) == ["10.0.0.1:8080", "10.0.0.2:8081"]
+
+
+def test_a_page_holds_the_links() -> None:
+    """They are kilobytes long: a terminal gets the page's address instead."""
+    links = local_prometheus.graph_links("http://127.0.0.1:9090", all_dashboards())
+    page = local_prometheus.index_page("Here & there", links)
+    found = re.findall(r'<li><a href="([^"]*)">([^<]*)</a></li>', page)
+    assert [(html.unescape(name), html.unescape(link)) for link, name in found] == links
+    assert "<h1>Here &amp; there</h1>" in page
 
 
 def test_links_hold_every_query() -> None:

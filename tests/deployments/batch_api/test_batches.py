@@ -414,3 +414,98 @@ def _work(folder: Path) -> None:
 
 def _count(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+async def test_a_line_that_nobody_can_answer_is_that_lines_error(tmp_path: Path) -> None:
+    """Half a surrogate pair in a prompt, an id, a model; a number that JSON does not have: once each, and the rest."""
+
+    def line(custom_id: str, **body: Any) -> bytes:
+        return json.dumps({"custom_id": custom_id, "method": "POST", "url": ENDPOINT, "body": body}).encode()
+
+    content = [
+        line("good", prompt="x", max_tokens=3),
+        line("prompt", prompt="x \ud83d y"),
+        line("id \ud83d", prompt="x"),
+        line("model", prompt="x", model="m\ud83d"),
+        line("nan", prompt="x", temperature=float("nan")),
+    ]
+    async with client_of(tmp_path, Reciter(CODEC)) as client:
+        done = await until(client, await begin(client, b"\n".join(content)), *ENDS)
+        assert done.status == "completed"
+        assert (done.request_counts.total, done.request_counts.completed, done.request_counts.failed) == (5, 1, 4)
+        assert sorted(one["line"] for one in await results(client, done.error_file_id)) == [2, 3, 4, 5]
+
+
+async def test_an_error_that_nobody_had_foreseen_is_its_lines_alone(tmp_path: Path) -> None:
+    class Breaking(Reciter):
+        async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+            if request.text == "b":
+                raise ZeroDivisionError("of the service")
+            async for delta in super().generate(request):
+                yield delta
+
+    async with client_of(tmp_path, Breaking(CODEC)) as client:
+        done = await until(client, await begin(client, lines(["a", "b", "c"])), *ENDS)
+        assert (done.request_counts.completed, done.request_counts.failed) == (2, 1)
+        (broken,) = await results(client, done.error_file_id)
+        assert broken["custom_id"] == "b"
+
+
+async def test_a_batch_that_cannot_go_on_fails_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Batches, batch: object) -> None:
+        raise KeyError("a fault of ours")
+
+    monkeypatch.setattr(Batches, "_validate", broken)
+    store = BatchStore(tmp_path)
+    file = store.add_file("", "in", "batch", _file(tmp_path, lines(["a"])))
+    batch = store.add_batch("", ENDPOINT, file.id, "24h", 86_400, {})
+    worker = Batches(store, _unused, period_s=0.001)
+    worker.start()
+    while store.batch(batch.id).status != "failed":  # bounded by the test's time limit
+        await asyncio.sleep(0.001)
+    await worker.stop()
+    (problem,) = store.batch(batch.id).problems
+    assert problem["code"] == "batch_broken"
+    assert "KeyError: 'a fault of ours'" in problem["message"]
+    store.close()
+
+
+async def test_who_waits_for_a_rate_takes_nobodys_place(tmp_path: Path) -> None:
+    """One place, and a tenant that is always told to come back: the other tenant's line is answered all the same."""
+    answered = asyncio.Event()
+
+    async def answer(route: str, body: dict[str, Any], owner: str) -> tuple[str, dict[str, Any]]:
+        if owner == "limited":
+            error = OverloadedError("too many")
+            error.retry_after = 3600.0
+            raise error
+        answered.set()
+        return "id", {}
+
+    store = BatchStore(tmp_path)
+    for owner in ("limited", "free"):
+        file = store.add_file(owner, "in", "batch", _file(tmp_path, lines(["a"])))
+        store.add_batch(owner, ENDPOINT, file.id, "24h", 86_400, {})
+    worker = Batches(store, answer, concurrency=1, period_s=0.001)
+    worker.start()
+    await answered.wait()  # bounded by the test's time limit
+    await worker.stop()
+    store.close()
+
+
+def test_what_clients_hand_in_is_for_nobody_else_to_read(tmp_path: Path) -> None:
+    store = BatchStore(tmp_path / "store")
+    store.add_file("", "in", "batch", _file(tmp_path, b"x"))
+    store.close()
+    assert (tmp_path / "store").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "store" / "batches.sqlite").stat().st_mode & 0o077 == 0
+
+
+def _file(folder: Path, content: bytes) -> Path:
+    path = folder / "content"
+    path.write_bytes(content)
+    return path
+
+
+async def _unused(route: str, body: dict[str, Any], owner: str) -> tuple[str, dict[str, Any]]:
+    raise AssertionError("nothing is asked")

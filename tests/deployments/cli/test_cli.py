@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import signal
 import socket
@@ -12,13 +13,16 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tiny import Reciter, byte_codec
 
 from actors.messages import Usage
 from cluster.config.deployment import load_config
-from deployments.cli import main
+from deployments.cli import answer, main
 from deployments.cli.acceptance import achieved
-from deployments.cli.speed_comparison import Summary, Timing, compare
+from deployments.cli.speed_comparison import Summary, compare
+from deployments.client.client import Client
 from deployments.client.results import Result
+from deployments.client.timing import Timing
 from deployments.runtime.local import interruptible, stop_if_asked, wait_for_interrupt
 
 
@@ -43,7 +47,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_help_shows_how(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("serve", "generate", "status", "batch"):
+    for command in ("serve", "generate", "status", "batch", "plan", "acceptance"):
         code, out, _ = outrider(capsys, command, "--help")
         assert code == 0
         assert f"outrider {command} " in out
@@ -113,6 +117,66 @@ def test_no_server_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = outrider(capsys, "status", "--url", "http://127.0.0.1:9")
     assert code == 1
     assert "cannot be reached" in err
+
+
+def test_bytes_that_are_no_utf8(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As an argument and in a pipe one line; in a chat the line is refused, and the others are answered."""
+    reciter = Reciter(byte_codec(), says="Hello.")
+    monkeypatch.setattr(answer, "client_of", lambda url, key: Client(reciter))
+    for arguments, given in ((["generate", "a\udcff"], b""), (["generate", "-"], b"a\xff")):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given), "utf-8"))
+        code, out, err = outrider(capsys, *arguments)
+        assert (code, out) == (2, "")
+        assert err == "outrider: this is not UTF-8: it has the byte 0xFF\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\ntw\xffo\nthree\n"), "utf-8"))
+    code, out, err = outrider(capsys, "chat")
+    assert code == 1
+    assert out.count("Hello.") == 2
+    assert err.count("not UTF-8") == 1
+    said = [[message["content"] for message in request.messages or ()] for request in reciter.requests]
+    assert said == [["one"], ["one", "Hello.", "three"]]
+
+
+def test_a_plan_begins_with_what_it_assumes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """One rule and no prices: the columns for both would hold nothing but dashes, and are left out."""
+    path = tmp_path / "plan.yaml"
+    path.write_text("effort: 50\nlookaheads: [4]\n")
+    times = ["--pass-ms", "20", "--step-ms", "4", "--acceptance", "0.7", "--sequences", "2"]
+    _, out, _ = outrider(capsys, "plan", str(path), *times)
+    lines = out.splitlines()
+    assert lines[0].startswith("Assumed")
+    assert "a target pass takes 20 ms + 0 ms a token, with 2 sequences at once on each target" in lines[1]
+    assert "a draft step takes 4 ms" in lines[2]
+    assert "rule coupled: 70% of draft tokens accepted" in lines[3]
+    header = next(line for line in lines if "speed-up" in line)
+    assert "rule" not in header
+    assert "per 1M tokens" not in header
+    _, out, _ = outrider(capsys, "plan", str(path), *times, "--target-gpu-hour", "3", "--draft-gpu-hour", "1")
+    assert "per 1M tokens" in next(line for line in out.splitlines() if "speed-up" in line)
+
+
+def test_status_fits_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ids stay whole; whether the server is ready is of the same look as the rows."""
+    target = {"sequences": 1, "running": 1.0, "slots": 16.0, "waiting": 0.0, "kv_share": 0.01, "lookahead": 0.3,
+              "acceptance_rate": 0.87, "acceptance_length": 1.3, "held": 0.0, "gain": 1.42}  # fmt: skip
+    draft = {"sequences": 1, "sessions": 1.0, "slots": 32.0, "step_s": 0.0118, "drafted": 5.1}
+    reciter = Reciter(byte_codec(), is_ready=True)
+    reciter.tiers = {
+        "target": {"replicas": {"outrider:target:5z7hmblq.0": target}},
+        "draft": {"replicas": {"outrider:draft:ka3nuuzd.0": draft}},
+        "ready": False,
+    }
+    monkeypatch.setattr(main, "client_of", lambda url, key: Client(reciter))
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = outrider(capsys, "status")
+    assert code == 1
+    assert "not ready" in out
+    assert max(map(len, out.splitlines())) <= 80
+    for whole in ("5z7hmblq.0", "ka3nuuzd.0"):
+        assert whole in out
+    assert "1.42" not in out  # an estimate
+    code, out, _ = outrider(capsys, "status", "--json")
+    assert json.loads(out)["ready"] is False
 
 
 def test_config_check_prints_everything(capsys: pytest.CaptureFixture[str]) -> None:

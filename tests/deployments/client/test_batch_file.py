@@ -63,8 +63,62 @@ async def test_damaged_lines_are_named_and_the_rest_goes_on(tmp_path: Path) -> N
         "lost": "gone",
     }
     again = await Batch(source, out, bad, answer).run()
-    assert again == Counts(total=12, completed=2, failed=10, resumed=12)
+    assert again == Counts(total=12, completed=2, failed=10, resumed=11)  # "lost" may pass, and was asked again
     assert (len(results(out)), len(results(bad))) == (2, 10)
+
+
+async def test_what_failed_for_passing_reasons_is_asked_again(tmp_path: Path) -> None:
+    """Down, full, broken, late and refused; then the server is back: only what it refused for good stays failed."""
+    source, out, bad = tmp_path / "in", tmp_path / "out", tmp_path / "bad"
+    source.write_text("\n".join([*map(line, ("down", "full", "broken", "late", "refused", "fine")), "{"]))
+    statuses = {"full": 429, "broken": 500, "late": 504}
+    asked: list[str] = []
+
+    async def failing(route: str, body: dict[str, Any]) -> tuple[int, str, dict[str, Any]]:
+        name = body["prompt"]
+        if name == "down":
+            raise UnavailableError("cannot be reached")
+        if name in statuses:
+            return statuses[name], "r", {"error": {"message": "no", "type": "t", "param": None, "code": None}}
+        return await answer(route, body)
+
+    async def recovered(route: str, body: dict[str, Any]) -> tuple[int, str, dict[str, Any]]:
+        asked.append(body["prompt"])
+        return await answer(route, body)
+
+    assert await Batch(source, out, bad, failing).run() == Counts(total=7, completed=1, failed=6)
+    assert await Batch(source, out, bad, recovered).run() == Counts(total=7, completed=5, failed=2, resumed=3)
+    assert sorted(asked) == ["broken", "down", "full", "late"]
+    assert {it["custom_id"] for it in results(out)} == {"down", "full", "broken", "late", "fine"}
+    assert [it["custom_id"] for it in results(bad)] == ["refused", None]
+    assert not bad.with_name("bad.part").exists()
+
+
+async def test_text_that_cannot_be_sent_is_its_line_s_error(tmp_path: Path) -> None:
+    half, name = '{"prompt": "\\ud83d"}', '"custom_id": "%s", "url": "/v1/completions", "body": %s'
+    bodies = [
+        ("a", half),
+        ("\\udc00", "{}"),
+        ("b", '{"top_p": NaN}'),
+        ("c", '{"top_p": 1e999}'),
+        ("d", '{"prompt": "d"}'),
+    ]
+    source, out, bad = tmp_path / "in", tmp_path / "out", tmp_path / "bad"
+    source.write_text("\n".join("{" + name % pair + "}" for pair in bodies))
+    for resumed in (0, 5):
+        counts = await Batch(source, out, bad, answer).run()
+        assert counts == Counts(total=5, completed=1, failed=4, resumed=resumed)
+    assert [it["custom_id"] for it in results(out)] == ["d"]
+    assert [(it["line"], it["error"]["code"]) for it in results(bad)] == [(n, "invalid_line") for n in (1, 2, 3, 4)]
+
+
+async def test_an_answer_with_half_a_surrogate_pair_is_kept_as_it_came(tmp_path: Path) -> None:
+    async def odd(route: str, body: dict[str, Any]) -> tuple[int, str, dict[str, Any]]:
+        return 200, "r", {"choices": [{"text": "\ud83d"}]}
+
+    (tmp_path / "in").write_text(line("a"))
+    assert (await Batch(tmp_path / "in", tmp_path / "out", tmp_path / "bad", odd).run()).completed == 1
+    assert results(tmp_path / "out")[0]["response"]["body"]["choices"][0]["text"] == "\ud83d"
 
 
 async def test_a_line_cut_short_is_done_again(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -156,6 +157,19 @@ def test_a_cluster_that_is_starting_is_waited_for(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(httpx, "get", get)
     check_ray_address("127.0.0.1:6379", patience_s=30.0)
     assert tries == ["http://127.0.0.1:6379/"] * 3
+
+
+def test_a_prompt_that_cannot_be_sent_is_its_own_error_only(client: tuple[Client, Reciter]) -> None:
+    got, reciter = client
+    bad: list[Any] = ["half \ud83d", [{"role": "user", "content": "\udfff"}], [{"content": float("nan")}], [1, "x"]]
+    results = got.generate(["a", *bad, "b"], max_tokens=5)
+    assert [result.ok for result in results] == [True, False, False, False, False, True]
+    assert [result.text for result in results if result.ok] == ["Hello"] * 2
+    assert all(isinstance(result.error, PromptError) for result in results if not result.ok)
+    assert ["U+D83D" in str(results[1].error), "U+DFFF" in str(results[2].error)] == [True, True]
+    assert len(reciter.requests) == 2
+    with pytest.raises(PromptError):
+        list(got.stream("half \ud83d"))
 
 
 def test_one_text_is_no_list_of_prompts() -> None:

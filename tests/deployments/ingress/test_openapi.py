@@ -22,6 +22,7 @@ ROUTES = {
     "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{name}", "/tokenize", "/v1/tokenize",
     "/detokenize", "/v1/detokenize", "/v1/files", "/v1/files/{file_id}", "/v1/files/{file_id}/content", "/v1/batches",
     "/v1/batches/{batch_id}", "/v1/batches/{batch_id}/cancel", "/status", "/health", "/ready", "/version",
+    "/tokenizer_info", "/v1/tokenizer_info",
 }  # fmt: skip
 SHAPE = {"message", "type", "param", "code"}
 

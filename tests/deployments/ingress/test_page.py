@@ -110,7 +110,10 @@ def test_generates_side_by_side(page: tuple[Tab, Reciter], tmp_path: Path) -> No
     tab.value("document.getElementById('form').requestSubmit()")
     tab.until("document.getElementById('plain-figures').textContent.includes('per pass')")
     for name in ("fast", "plain"):
-        assert tab.value(f"document.getElementById('{name}').textContent") == reciter.says  # text, never markup
+        spans = f"[...document.querySelectorAll('#{name} span')].map((it) => it.textContent).join('')"
+        assert tab.value(spans) == reciter.says  # text, never markup
+        struck = f"[...document.querySelectorAll('#{name} s')].map((it) => it.textContent)"
+        assert tab.value(struck) == ["<s>"] * tab.value(f"document.querySelectorAll('#{name} .correction').length")
         assert tab.value(f"document.querySelectorAll('#{name} b').length") == 0
     assert tab.value("document.querySelectorAll('#fast .accepted').length") > 0
     assert tab.value("document.querySelectorAll('#fast .correction').length") > 0
@@ -155,6 +158,58 @@ def test_generates_side_by_side(page: tuple[Tab, Reciter], tmp_path: Path) -> No
     assert len(picture) > 10_000
     (tmp_path / "page.png").write_bytes(picture)
     assert tab.problems == []
+
+
+def press(tab: Tab, key: str, modifiers: int = 0) -> None:
+    code = {"Enter": 13, "Tab": 9, "ArrowRight": 39, "ArrowLeft": 37, "End": 35, "Home": 36}[key]
+    for kind in ("rawKeyDown", "keyUp"):
+        tab.call(
+            "Input.dispatchKeyEvent", type=kind, key=key, code=key, modifiers=modifiers, windowsVirtualKeyCode=code
+        )
+
+
+def test_by_keyboard(page: tuple[Tab, Reciter]) -> None:
+    """The prompt has the focus; Ctrl+Enter, which is said, generates; each answer is one stop, with arrows inside."""
+    tab, _ = page
+    focus = "document.activeElement.id || document.activeElement.textContent"
+    assert tab.value(focus) == "prompt"
+    assert "Ctrl+Enter" in tab.value("document.getElementById('send-hint').textContent")
+    press(tab, "Enter", modifiers=2)
+    tab.until("document.getElementById('plain-figures').textContent.includes('per pass')")
+    assert tab.value("document.querySelectorAll('.answer span[tabindex=\\'0\\']').length") == 0
+    tab.value("document.getElementById('fast').focus()")
+    for key, held in (("ArrowRight", "H"), ("ArrowRight", "e"), ("ArrowLeft", "H"), ("End", "."), ("ArrowRight", ".")):
+        press(tab, key)
+        assert tab.value(focus) == held
+        assert f'"{held}"' in tab.value("document.getElementById('detail').textContent")
+    press(tab, "Tab")
+    assert tab.value(focus) == "plain"
+    assert tab.problems == []
+
+
+def test_figures_are_measured_and_explained(page: tuple[Tab, Reciter]) -> None:
+    tab, reciter = page
+    facts = {"running": 1.0, "waiting": 0.0, "slots": 4.0, "kv_share": 0.1, "gain": 1.42, "acceptance_length": 1.0}
+    reciter.tiers = {"target": {"replicas": {"t1": {"sequences": 1, **facts}}}, "draft": {"replicas": {}}}
+    tab.until("document.getElementById('state').textContent.includes('t1')")
+    told = tab.value("document.getElementById('state').textContent")
+    assert "1.00tokens per pass" in told
+    assert "1.42" not in told
+    legend = tab.value("document.querySelector('.legend').textContent")
+    for word in ("accepted", "rejected", "correction", "bonus", "plain"):
+        assert word in legend
+    assert tab.value("document.querySelector('link[rel=icon]').href").startswith("data:image/svg+xml")
+    assert tab.value("document.getElementById('temperature').placeholder") == "1"
+    assert tab.problems == []  # no 404 either
+
+
+def test_a_temperature_that_is_not_given_is_the_server_s(page: tuple[Tab, Reciter]) -> None:
+    tab, reciter = page
+    tab.value("document.getElementById('both').checked = false; document.getElementById('form').requestSubmit()")
+    tab.until("document.getElementById('fast-figures').textContent.includes('per pass')")
+    tab.value("document.getElementById('temperature').value = 0.5; document.getElementById('form').requestSubmit()")
+    tab.until("document.getElementById('fast-figures').textContent.includes('per pass') && !running")
+    assert ["temperature" in request.sampling.model_fields_set for request in reciter.requests] == [False, True]
 
 
 def test_says_what_is_wrong(page: tuple[Tab, Reciter]) -> None:
