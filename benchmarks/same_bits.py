@@ -1,8 +1,8 @@
 """Random cases of (prefix, block, neighbours, chunk) on a deterministic target: how many change a bit; what it costs.
 
-    python -m benchmarks.same_bits                          # 10,000 cases, the demo model's first two layers
-    python -m benchmarks.same_bits --layers 30 --cases 500  # all of its layers
-    python -m benchmarks.same_bits --cases 0 --cost         # passes with target.deterministic against passes without
+    python -m benchmarks same-bits                          # 10,000 cases, the demo model's first two layers
+    python -m benchmarks same-bits --layers 30 --cases 500  # all of its layers
+    python -m benchmarks same-bits --cases 0 --cost         # passes with target.deterministic against passes without
 
 A case takes a text in one slot of a cache. Some last tokens of its prefix are computed in chunks of a random size, then
 a block of random length, each beside random neighbours; what lies before them was computed in one go. Its logits, keys
