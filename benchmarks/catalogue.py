@@ -55,6 +55,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "hidden-states": Benchmark(
         "hidden_states", "a draft that reads the demo target's hidden states: agreement by depth, and its costs"
     ),
+    "same-bits": Benchmark("same_bits", "a deterministic target in random passes, and what it costs", "none differs"),
     "algorithms": Benchmark("algorithms", "the acceptance rules' share of a target pass", "5 %"),
     "cpu-block": Benchmark("cpu_block", "a target pass of a few tokens on a CPU, next to one of one token"),
     "cohorts": Benchmark("cohorts", "one cohort of sequences against two that take turns, simulated"),

@@ -38,7 +38,7 @@ def adjusts(sampling: SamplingSettings) -> bool:
         or sampling.bad_words
         or sampling.min_tokens
         or sampling.logit_bias
-        or _penalises(sampling)
+        or penalises(sampling)
     )
 
 
@@ -47,7 +47,8 @@ def filters(sampling: SamplingSettings) -> bool:
     return sampling.min_p > 0 or sampling.top_k > 0 or sampling.top_p < 1
 
 
-def _penalises(sampling: SamplingSettings) -> bool:
+def penalises(sampling: SamplingSettings) -> bool:
+    """Whether what was said before changes a row."""
     return sampling.presence_penalty != 0 or sampling.frequency_penalty != 0 or sampling.repetition_penalty != 1
 
 
@@ -61,7 +62,7 @@ class History:
         self._longest = max((len(word) for word in sampling.bad_words), default=1) - 1
         self.length = len(output)
         self.tail = list(output[-self._longest :]) if self._longest else []
-        counts = Counter(output) if _penalises(sampling) else Counter[int]()
+        counts = Counter(output) if penalises(sampling) else Counter[int]()
         self._places = {token: n for n, token in enumerate(counts)}
         self.answered = _ids(counts)
         """int64: the ids of the answer so far, each once."""
@@ -70,7 +71,15 @@ class History:
         self._prompt = set(prompt) if sampling.repetition_penalty != 1 else set[int]()
         self.said = _ids(self._prompt | counts.keys()) if sampling.repetition_penalty != 1 else self.answered
         """int64: those of the prompt too, for the repetition penalty."""
-        self._counting = _penalises(sampling)
+        self._counting = penalises(sampling)
+
+    def place(self, token: int) -> int | None:
+        """Where `token` stands in `answered`; None if it was not said, or nothing is counted."""
+        return self._places.get(token)
+
+    def in_prompt(self, token: int) -> bool:
+        """Whether the prompt holds it, where repetition is penalised."""
+        return token in self._prompt
 
     def append(self, token: int) -> None:
         """`token` was said."""
@@ -113,7 +122,7 @@ def adjust(
         row[columns.of((*eos, *sampling.stop_token_ids), row)] = -math.inf
     if sampling.logit_bias:
         row[columns.of(sampling.logit_bias, row)] += columns.values(sampling.logit_bias, row)
-    if _penalises(sampling):
+    if penalises(sampling):
         _penalise(row, sampling, history, columns)
 
 
@@ -158,6 +167,10 @@ class Columns:
         """int64: the columns of those tokens that the row holds, in their order."""
         found = [self._find(token) for token in tokens]
         return torch.tensor([n for n in found if n is not None], dtype=torch.int64, device=row.device)
+
+    def array(self, tokens: Sequence[int]) -> NDArray[np.int64]:
+        """As `of`, on the host."""
+        return self.places(np.array(tokens, dtype=np.int64))[0]
 
     def values(self, by_token: Mapping[int, float], row: Tensor) -> Tensor:
         """The values of those tokens that the row holds, in their order."""
@@ -337,8 +350,11 @@ def log_p(row: Tensor, sampling: SamplingSettings) -> Tensor:
 
 def probabilities(row: Tensor, sampling: SamplingSettings) -> Tensor:
     """p [V] of an adjusted row [V]: the exponential of `log_p`, in fewer steps."""
-    if sampling.greedy or filters(sampling):
+    if sampling.greedy:
         return log_p(row, sampling).exp_()
+    if filters(sampling):
+        ids, scaled = kept(row, sampling)
+        return torch.zeros_like(row).index_copy_(0, ids, scaled.softmax(-1))
     return (row if sampling.temperature == 1 else row / sampling.temperature).softmax(-1)
 
 

@@ -160,7 +160,8 @@ class DraftActor(Replica[DraftMessage, ProposalBatch]):
         }
 
     def _facts(self) -> dict[str, float]:
-        return self._load() | self._metrics.facts()
+        counts = self._model.feature_counts() if isinstance(self._model, FeatureReader) else {}
+        return self._load() | self._metrics.facts() | counts
 
     def _busy(self) -> bool:
         return bool(self._owners) and not self._frontier_empty

@@ -134,10 +134,10 @@ class TargetTier(Tier):
     """vLLM only: what to do when the start-up check finds that its internals have moved. `plain` decodes without
     speculation, and seeded answers are then vLLM's own."""
     deterministic: bool = False
-    """Refuse to start unless a token's logits are the same to the last bit in any block and batch, so that no near-tie
-    can part an answer from the one without speculation. Tried on the loaded model; holds on CPUs with AVX-512. Passes
-    then verify the best path of each sequence, not trees: what a node of a tree attends to is summed in an order of its
-    own."""
+    """Compute a token's logits in an order of sums that its own position fixes, the same to the last bit in any block
+    and batch, so that no near-tie can part an answer from the one without speculation. Slower; for the transformers
+    engine on a CPU, and passes then verify one path of each sequence, not trees. The loaded model is checked, and what
+    cannot keep the promise does not start."""
     default_sampling: DefaultSampling = DefaultSampling()
     settings: TargetSettings = TargetSettings()
     goals: TargetGoals = TargetGoals()
@@ -299,6 +299,11 @@ class DeploymentConfig(Settings):
             raise ValueError(
                 "target.deterministic is the embedded engine's; vLLM has an option of its own for it (batch invariance)"
             )
+        if target.deterministic and target.tensor_parallel_size > 1:
+            raise ValueError(
+                "target.deterministic goes with target.tensor_parallel_size 1: the order in which ranks are summed "
+                "is their library's choice"
+            )
         if target.engine == "transformers" and target.tensor_parallel_size > 1 and target.resources.num_gpus > 1:
             raise ValueError("target.resources is per rank: with tensor_parallel_size > 1 set num_gpus to at most 1")
         if draft.engine == "vllm" and draft.kind != "model":
@@ -327,6 +332,8 @@ class DeploymentConfig(Settings):
                 "draft.kind 'hidden_states' needs target.engine 'transformers': what a vLLM worker class may read "
                 "of its model's hidden states has not been tried"
             )
+        if self.target.deterministic:
+            raise ValueError("draft.kind 'hidden_states' does not go with target.deterministic: its passes are cut up")
         if self.draft.model.startswith("demo:"):
             raise ValueError("draft.kind 'hidden_states' needs a draft.model that outrider distill, or somebody, made")
         if self.target.tensor_parallel_size > 1:

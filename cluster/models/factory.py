@@ -138,13 +138,14 @@ def _transformers_target(config: DeploymentConfig, ranks: RankGroup | None) -> T
     from cluster.models.weights import load_model
 
     assert config.target.dtype != "auto"  # refused when the configuration was read
-    model = load_model(config.target.model, dtype=config.target.dtype, ranks=ranks)
+    deterministic = config.target.deterministic
+    model = load_model(config.target.model, dtype=config.target.dtype, ranks=ranks, deterministic=deterministic)
     tokenizer = load_tokenizer(config.target.model)
     grammars = None
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         grammars = GrammarCompiler(backend.to_str(), model.vocabulary_size, model.eos)
-    if config.target.deterministic:
+    if deterministic:
         from actors.engines.transformers.same_bits import require_same_bits
 
         require_same_bits(model, config.target.settings.context)

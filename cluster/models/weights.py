@@ -43,6 +43,7 @@ def load_model(
     ranks: RankGroup | None = None,
     graphs: bool = False,
     compiled: bool = False,
+    deterministic: bool = False,
 ) -> CausalLM:
     """Load a model for the transformers engine, fetching it where needed.
 
@@ -52,6 +53,8 @@ def load_model(
     draft_layers: for the demo draft, a file of layers to use in place of the packaged ones.
     graphs: on a GPU, record small passes as CUDA graphs (a draft's steps; see actors/engines/transformers/graphs.py).
     compiled: compile those passes before they are recorded. Raises ConfigError without a GPU.
+    deterministic: the same bits whatever else is in a pass, at a cost (see
+        actors/engines/transformers/fixed_shapes.py). Raises ConfigError where that cannot be had.
     ranks: load this rank's share only; rank 0's model makes the others follow.
     Raises ModelNotFoundError, or ConfigError when the model is of a kind that the engine cannot run.
     """
@@ -84,7 +87,8 @@ def load_model(
     if ranks is None:
         record = record_graph if graphs and device == "cuda" else None
         compile = compile_pass if compiled else None
-        return CausalLM(module.to(device), packed=packed, record=record, compile=compile, **facts)
+        module = module.to(device)
+        return CausalLM(module, packed=packed, record=record, compile=compile, deterministic=deterministic, **facts)
     if ranks.rank > 0:
         return CausalLM(module, packed=None, **facts)
     from actors.engines.transformers.ranks import LeadingLM

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from actors.engines.transformers.causal_lm import CausalLM
+from actors.engines.transformers.fast_linear import PackedLinear
 from actors.messages import OpenSequence
 from actors.settings import SamplingSettings
 
@@ -40,6 +41,16 @@ def full_logits(model: LlamaForCausalLM, tokens: Sequence[int]) -> Tensor:
     """Logits [len(tokens), V] of one plain forward pass without any cache."""
     logits: Tensor = model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0]
     return logits
+
+
+def packs_bfloat16() -> bool:
+    """Whether oneDNN multiplies packed bfloat16 weights; what it may use is cut by ONEDNN_MAX_CPU_ISA."""
+    try:
+        with torch.no_grad():
+            PackedLinear(torch.nn.Linear(8, 8), weights=torch.bfloat16)(torch.ones(8, 8))
+    except RuntimeError:
+        return False
+    return True
 
 
 def some_tokens(count: int, seed: int) -> tuple[int, ...]:

@@ -30,9 +30,8 @@ class PackedLinear(nn.Module):
 
     Takes one linear layer, or several that share an input: their outputs are then concatenated.
 
-    The result for a row is a sum over the inputs in an order that does not depend on how many rows there are, as far
-    as oneDNN chooses the same kernel for all of them. On AVX-512 it does, and rows are equal to the last bit whatever
-    else is in the batch; elsewhere this is not promised.
+    In which order a row's inputs are summed may depend on how many rows there are, and on the row's place among them;
+    not on what the other rows hold. A deterministic model gives it one number of rows only (fixed_shapes.py).
 
     The packed weight is not a parameter: it is in no state dict, cannot be copied by `deepcopy`, and does not follow
     `model.to(...)`. Nothing differentiates through it.

@@ -148,7 +148,7 @@ class GraphedPasses:
         layout, replay = self._passes[shape]
         layout.load(rows)
         logits = replay()
-        return logits[torch.tensor(keep, device=logits.device)]
+        return logits[torch.tensor(keep, dtype=torch.long, device=logits.device)]
 
 
 def record_graph(work: Callable[[], Tensor]) -> Replay:

@@ -132,6 +132,8 @@ def test_a_draft_that_reads_hidden_states_is_built_for_its_target(tmp_path: Path
             config(rule=rule)
     with pytest.raises(ConfigError, match="vLLM worker"):
         config(target={"engine": "vllm", "model": target, "settings": {"context": 64}})
+    with pytest.raises(ConfigError, match="passes are cut up"):
+        config(target={"model": target, "deterministic": True, "settings": {"context": 64}})
     with pytest.raises(ConfigError, match="tensor-parallel"):
         config(target={"model": target, "tensor_parallel_size": 2, "settings": {"context": 64}})
     with pytest.raises(ConfigError, match=r"draft\.model"):
@@ -141,6 +143,8 @@ def test_a_draft_that_reads_hidden_states_is_built_for_its_target(tmp_path: Path
 def test_deterministic_is_the_embedded_engines_promise() -> None:
     with pytest.raises(ConfigError, match="batch invariance"):
         load_config({"target": {"engine": "vllm", "deterministic": True}})
+    with pytest.raises(ConfigError, match="tensor_parallel_size 1: the order in which ranks are summed"):
+        load_config({"target": {"tensor_parallel_size": 2, "deterministic": True}})
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:

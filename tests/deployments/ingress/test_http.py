@@ -52,7 +52,7 @@ def chat(**more: Any) -> dict[str, Any]:
 def events(response: httpx.Response) -> list[dict[str, Any]]:
     assert response.status_code == 200
     assert response.headers["content-type"].startswith("text/event-stream")
-    lines = [line for line in response.text.split("\n\n") if line]
+    lines = [line for line in response.text.split("\n\n") if line.startswith("data: ")]
     assert lines[-1] == "data: [DONE]"
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 

@@ -10,6 +10,9 @@ import torch
 from small_llamas import VOCABULARY, causal_lm, full_logits, module, opening, some_tokens
 
 from actors.engines.protocol import Proposal, Row
+from actors.engines.transformers import causal_lm as causal_lm_module
+from actors.engines.transformers.graphs import run_again
+from actors.engines.transformers.slots import Layout, SlotCache, SlotRow
 from actors.engines.transformers.target import TransformersTarget
 from actors.messages import VerificationResult
 from actors.settings import LookaheadSettings, TargetSettings
@@ -53,9 +56,22 @@ def decide(target: TransformersTarget, rows: Sequence[Row]) -> list[Verification
     return [result for result in results if result is not None]
 
 
-def test_every_node_gets_the_logits_of_its_own_branch(monkeypatch: pytest.MonkeyPatch) -> None:
+class BatchedLayout(Layout):
+    """As on an accelerator: short rows attend as one padded batch."""
+
+    def __init__(self, cache: SlotCache, rows: Sequence[SlotRow]) -> None:
+        super().__init__(cache, rows)
+        self.batch()
+
+
+@pytest.mark.parametrize("way", ["by slot", "as a batch", "as a graph"])
+def test_every_node_gets_the_logits_of_its_own_branch(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """Two trees and a chunk of a prompt in one pass."""
     model, reference, rng = causal_lm(), module(), random.Random(0)
+    if way == "as a batch":
+        monkeypatch.setattr(causal_lm_module, "Layout", BatchedLayout)
+    if way == "as a graph":
+        model = causal_lm_module.CausalLM(module(), name="graphed", record=run_again)
     target = TransformersTarget(model, SETTINGS)
     prompts = [some_tokens(9, 1), some_tokens(5, 2)]
     seen: list[torch.Tensor] = []
@@ -73,7 +89,7 @@ def test_every_node_gets_the_logits_of_its_own_branch(monkeypatch: pytest.Monkey
         proposal = bushy([rng.randrange(VOCABULARY) for _ in range(3)], rng)
         rows.append(Row(slot, (prompt[-1], *proposal.tokens), len(prompt) - 1, proposal))
     target.attach(3, opening("s3", some_tokens(20, 3), temperature=0))
-    rows.insert(1, Row(3, some_tokens(20, 3)[:7], 0, decide=False))
+    rows.insert(1, Row(3, some_tokens(20, 3)[:5], 0, decide=False))
     target.forward(rows)
     logits = iter(seen[-1])
     for slot, row in ((0, rows[0]), (1, rows[2])):
