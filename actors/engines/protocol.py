@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from actors.messages import OpenSequence, Support, VerificationResult
 
@@ -133,3 +133,10 @@ class DraftModel(Protocol):
 
     def close(self, sequence: str) -> None:
         """Give the slot back. Unknown sequences are ignored."""
+
+
+@runtime_checkable
+class ReportsFacts(Protocol):
+    """A draft that has figures of its own for `outrider status`."""
+
+    def facts(self) -> dict[str, float]: ...

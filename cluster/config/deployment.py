@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 from actors.errors import ConfigError
 from actors.settings import (
     DraftSettings,
+    MemorySettings,
     OrchestratorSettings,
     Rule,
     Settings,
@@ -159,8 +160,9 @@ class DraftChoice(Settings):
 class DraftTier(Tier):
     """The model, or method, that guesses."""
 
-    kind: Literal["model", "prompt_lookup", "early_exit", "retokenised", "emulated", "none"] = "model"
-    """retokenised: a model with another tokenizer than the target's; early_exit: the target's own first layers."""
+    kind: Literal["model", "prompt_lookup", "suffix", "early_exit", "retokenised", "emulated", "none"] = "model"
+    """retokenised: a model with another tokenizer than the target's; early_exit: the target's own first layers; suffix:
+    what was said before, which needs the extra `suffix`."""
     engine: Literal["transformers", "vllm"] = "transformers"
     """What runs a draft of kind `model`. vllm is for drafts on a GPU, quantised ones and many sequences; transformers
     has less to do per step, which is what counts for a draft of a few layers and for one sequence."""
@@ -175,6 +177,8 @@ class DraftTier(Tier):
     """early_exit: how many of the target's first layers."""
     engine_kwargs: dict[str, Any] = {}
     """Passed to the engine as they are."""
+    memory: MemorySettings | None = None
+    """suffix: how much is remembered, and for whom; none: the defaults."""
     settings: DraftSettings = DraftSettings()
     goals: DraftGoals = DraftGoals()
     """What autoscaling aims for."""
@@ -289,6 +293,8 @@ class DeploymentConfig(Settings):
             raise ValueError("target.autoscaling.min_replicas must be at least 1: with no target nothing sees demand")
         if (draft.kind == "early_exit") != (draft.layers is not None):
             raise ValueError("draft.layers is needed for draft.kind 'early_exit', and only there")
+        if draft.memory is not None and draft.kind != "suffix":
+            raise ValueError(f"draft.memory is for drafts of kind 'suffix', not '{draft.kind}'")
         if target.deterministic and target.engine == "vllm":
             raise ValueError(
                 "target.deterministic is the embedded engine's; vLLM has an option of its own for it (batch invariance)"
