@@ -131,7 +131,7 @@ def test_a_missing_suffix_library_is_found_before_anything_starts(monkeypatch: p
 
 
 def test_a_memory_is_for_suffix_drafts() -> None:
-    with pytest.raises(ConfigError, match="draft.memory is for drafts of kind 'suffix', not 'model'"):
+    with pytest.raises(ConfigError, match=r"draft\.memory is for drafts of kind 'suffix', not 'model'"):
         load_config({"draft": {"memory": {}}})
 
 

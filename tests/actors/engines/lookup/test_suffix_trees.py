@@ -191,3 +191,27 @@ def test_facts_pass_through_the_lookup_of_predictions() -> None:
     model = PredictedDraft(draft(), DraftSettings())
     model.open(asked("s", "abc"))
     assert model.facts() == {"memory_tokens": 3.0, "memory_answers": 1.0, "broken_trees": 0.0}
+
+
+class Broken:
+    """The library's trees, each token of which claims to be its own parent."""
+
+    def __init__(self) -> None:
+        self._cache = suffix_caches()()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._cache, name)
+
+    def speculate(self, *given: object, **named: object) -> object:
+        found = self._cache.speculate(*given, **named)  # type: ignore[arg-type]
+        found.parents = list(range(len(found.parents)))
+        return found
+
+
+def test_a_broken_tree_is_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    model = draft(SuffixMemory(MemorySettings(), Broken))  # type: ignore[arg-type]
+    model.open(asked("s", "the cat sat; the c"))
+    (answer,) = model.expand([Expand("s", ())])
+    assert (answer.path, answer.tokens) == ((), ())
+    assert model.facts()["broken_trees"] == 1.0
+    assert "a tree of the suffix memory is dropped: token 0 has the parent 0" in caplog.text
