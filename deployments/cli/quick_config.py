@@ -17,7 +17,7 @@ from actors.errors import ConfigError
 from cluster.config.deployment import DeploymentConfig, load_config
 
 WITHOUT_MODEL = ("none", "prompt_lookup", "suffix")
-"""Drafts that are no model: prompt_lookup guesses from the prompt and the answer, suffix from earlier answers as well."""
+"""Drafts that are no model: prompt_lookup guesses from the prompt and the answer, suffix from earlier answers too."""
 IMPORT_PATH = "deployments.app:build"
 Raw = dict[str, Any]
 
