@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 VLLM   ?= .venv-vllm
 
-.PHONY: help test slow lint types docs demo bench bench-draft bench-algorithms bench-memory bench-faults bench-scale chaos soak proof proof-model test-observability \
+.PHONY: help test test-isa slow lint types docs demo bench bench-draft bench-algorithms bench-memory bench-faults bench-scale chaos soak proof proof-model test-observability \
 	test-crds venv-vllm test-vllm clean
 
 help:  ## this list
@@ -28,6 +28,16 @@ SHARED := --dist loadfile
 test: $(STAMP) lint types  ## lint, types and the whole test suite
 	$(BIN)/pytest -n 3 $(SHARED) --no-loadscope-reorder $(ARGS)
 
+# Kernels of other processors, as far as this one has them; libraries ignore what they do not know.
+ISA_TESTS := tests/actors/engines/transformers/test_same_bits.py tests/actors/engines/transformers/test_slots.py tests/actors/engines/transformers/test_fast_linear.py
+test-isa: $(STAMP)  ## the engine's tests, in short form, under other instruction sets and numbers of threads
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 OMP_NUM_THREADS=1 \
+		$(BIN)/pytest $(ISA_TESTS)
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OMP_NUM_THREADS=2 \
+		$(BIN)/pytest $(ISA_TESTS)
+	ATEN_CPU_CAPABILITY=avx512 ONEDNN_MAX_CPU_ISA=AVX512_CORE MKL_ENABLE_INSTRUCTIONS=AVX512 OMP_NUM_THREADS=2 \
+		$(BIN)/pytest $(ISA_TESTS)
+
 slow: $(STAMP)  ## the long proofs
 	$(BIN)/pytest -m slow --timeout 3600
 
@@ -42,11 +52,11 @@ types: $(STAMP)  ## strict mypy
 demo: $(STAMP)  ## a real model behind two tiers, compared with plain decoding (ARGS=--once stops after the table)
 	$(BIN)/outrider demo $(ARGS)
 
-bench: $(STAMP)  ## ways of decoding side by side (ARGS="--help" lists them)
-	$(BIN)/outrider bench $(ARGS)
+bench: $(STAMP)  ## ways of decoding side by side (ARGS="one-sequence --repeats 2"; `python -m benchmarks` lists all)
+	$(BIN)/python -m benchmarks $(or $(ARGS),pipeline)
 
 bench-draft: $(STAMP)  ## what the demo draft is worth, on prompts that it was not trained on
-	$(BIN)/python -m benchmarks.draft $(ARGS)
+	$(BIN)/python -m benchmarks draft $(ARGS)
 
 .PHONY: distill-demo
 DRAFT ?= benchmarks/out/demo-draft
@@ -56,37 +66,37 @@ distill-demo: $(STAMP)  ## a draft for the demo model from nothing, in half an h
 	$(BIN)/python -m cluster.models.demo_draft.prompts > $(DRAFT).prompts.txt
 	test -d $(DRAFT) || $(BIN)/outrider distill demo:smollm2-135m --prompts $(DRAFT).prompts.txt --out $(DRAFT) \
 		--held cluster/models/demo_draft/held-prompts.json --minutes $(MINUTES) --threads 1 --context 512 $(ARGS)
-	$(BIN)/python -m benchmarks.draft --draft $(DRAFT) --compare
+	$(BIN)/python -m benchmarks draft --draft $(DRAFT) --compare
 
 bench-algorithms: $(STAMP)  ## cost of the acceptance rules and the noise
-	$(BIN)/python -m benchmarks.algorithms $(ARGS)
+	$(BIN)/python -m benchmarks algorithms $(ARGS)
 
 bench-doors: $(STAMP)  ## what HTTP costs, and 200 streams at once (ARGS="--proxy haproxy")
-	$(BIN)/python -m benchmarks.doors $(ARGS)
+	$(BIN)/python -m benchmarks doors $(ARGS)
 
 bench-batch: $(STAMP)  ## 10,000 short prompts through the Python handle: is the target kept busy
-	$(BIN)/python -m benchmarks.batch $(ARGS)
+	$(BIN)/python -m benchmarks batch $(ARGS)
 
 bench-memory: $(STAMP)  ## resident memory before and after 500 requests
-	$(BIN)/python -m benchmarks.memory $(ARGS)
+	$(BIN)/python -m benchmarks memory $(ARGS)
 
 bench-faults: $(STAMP)  ## what faults and changes of size cost clients: pauses, lost tokens, time to a new replica
-	$(BIN)/python -m benchmarks.faults $(ARGS)
+	$(BIN)/python -m benchmarks faults $(ARGS)
 
 bench-scale: $(STAMP)  ## a thousand replicas on paper: a day of traffic, and what becomes the bottleneck
-	$(BIN)/python -m benchmarks.scale $(ARGS)
+	$(BIN)/python -m benchmarks scale $(ARGS)
 
 chaos: $(STAMP)  ## processes killed and frozen under 200 streams, nodes, networks, updates (network needs root)
 	$(BIN)/pytest tests/chaos -m 'slow or not slow' -s --timeout 1200
 
 soak: $(STAMP)  ## half an hour of load and faults; draws memory and handles (ARGS="--minutes 5")
-	$(BIN)/python -m benchmarks.soak $(ARGS)
+	$(BIN)/python -m benchmarks soak $(ARGS)
 
 proof: $(STAMP)  ## every claim of exactness, with its figure and p-value
-	$(BIN)/python -m benchmarks.proof $(ARGS)
+	$(BIN)/python -m benchmarks proof $(ARGS)
 
 proof-model: $(STAMP)  ## speculation on against off: 1,000 prompts on a real model, every sampling setting
-	$(BIN)/python -m benchmarks.proof_model $(ARGS)
+	$(BIN)/python -m benchmarks proof-model $(ARGS)
 
 test-observability: $(STAMP)  ## dashboards, alerts and traces of a running application against a real Prometheus
 	@command -v prometheus >/dev/null || { echo "Prometheus is missing: apt-get install prometheus" >&2; exit 2; }
@@ -117,10 +127,10 @@ slow-vllm: $(VLLM)/.installed  ## more kinds of quantised targets, vLLM's ranks 
 
 .PHONY: slow-vllm bench-vllm bench-vllm-saturation
 bench-vllm: $(VLLM)/.installed  ## vLLM alone, with its own draft, and with a remote draft, in one run
-	$(VLLM)/bin/python -m benchmarks.vllm_pair $(ARGS)
+	$(VLLM)/bin/python -m benchmarks vllm-pair $(ARGS)
 
 bench-vllm-saturation: $(VLLM)/.installed  ## 16 sequences at once on vLLM: what each of our parts takes
-	$(VLLM)/bin/python -m benchmarks.vllm_saturation $(ARGS)
+	$(VLLM)/bin/python -m benchmarks vllm-saturation $(ARGS)
 
 docs: $(STAMP)  ## the documentation, into build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

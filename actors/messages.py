@@ -15,10 +15,14 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal
 
+from actors.features import Features
 from actors.settings import SamplingSettings
 
 FinishReason = Literal["stop", "length", "error"]
-TokenOrigin = Literal["accepted", "correction", "bonus", "plain"]
+TokenOrigin = Literal["accepted", "branch", "correction", "bonus", "plain"]
+"""branch: an accepted draft token, too, but not the most likely one of those that the pass verified in its place."""
+DRAFTED: frozenset[TokenOrigin] = frozenset({"accepted", "branch"})
+"""Origins of accepted draft tokens."""
 
 _MASK = (1 << 64) - 1
 EMPTY_PREFIX = 0x9E3779B97F4A7C15
@@ -72,8 +76,8 @@ class Expansion:
     """The draft's answer at one node of a sequence's outcome tree: what may follow the prefix `parent`.
 
     position: absolute position (prompt included) that the children would take.
-    tokens: children, the sampled one first. A draft sends no others: a pass never verifies them, and what follows an
-        alternative comes as an expansion of its own, to be found once the alternative is committed.
+    tokens: children, the sampled one first, then alternatives that a pass may verify beside it. Where q is sent there
+        are none: such rules follow the sampled child. What follows a child comes as an expansion of its own.
     confidences: calibrated probability, per child, that the target commits it given that the parent is committed.
     support: q at this node, for the probabilistic acceptance rules only.
     """
@@ -113,17 +117,19 @@ class ProposalBatch:
 class CommitUpdate:
     """Committed tokens of one sequence from absolute `position` on: orchestrator -> draft.
 
-    declined: see VerificationResult.
+    declined: see VerificationResult. features: the target's, of committed positions; advice that may be missing.
     """
 
     sequence: str
     position: int
     tokens: tuple[int, ...]
     declined: bool = False
+    features: Features | None = None
 
     def __reduce__(self) -> tuple[type[CommitUpdate], tuple[object, ...]]:
         """See Expansion."""
-        return CommitUpdate, (self.sequence, self.position, self.tokens, self.declined)
+        always = (self.sequence, self.position, self.tokens, self.declined)
+        return CommitUpdate, always if self.features is None else (*always, self.features)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +152,10 @@ class VerificationResult:
     """What one target pass decided for one sequence. The same object goes from the engine to the session.
 
     tokens: committed by this pass, from absolute `position` on; empty while a prompt is still being prefilled.
+    proposed: draft tokens verified; of a tree those on the path that came true and on the most likely path from there.
     accepted: how many of them were draft tokens; the one after is a correction (accepted < proposed), a bonus
         (accepted == proposed > 0) or plain (nothing was proposed). A stop inside the block cuts `tokens` short.
+    branches: places of the accepted tokens that were alternatives to a more likely one in the same pass.
     alternatives: the target's view of each token, where log-probabilities were asked for.
     margins: distance between the two best scores at each token, when asked for (to detect near-ties).
     rejected: the draft tokens from the first one that was not accepted on, told together with margins (to show them).
@@ -155,9 +163,10 @@ class VerificationResult:
         not found any worth it for a while; so the draft should do no more than keep up.
     starved: the pass could have verified drafts, and found none.
     error: no token can be chosen after `tokens` (they may be empty): the sequence ends here, the others go on.
+    features: of positions that are committed now, for a draft that reads the target's hidden states.
 
-    An engine fills in the facts of its pass, the scheduler `finish`, the proposal broker `declined` and `starved`; a
-    result that was sent is not changed any more.
+    An engine fills in the facts of its pass, the scheduler `finish`, the proposal broker `declined`, `starved` and, of
+    a tree, what `proposed` and `branches` are on its path; a result that was sent is not changed any more.
     """
 
     sequence: str
@@ -171,13 +180,16 @@ class VerificationResult:
     declined: bool = False
     starved: bool = False
     error: Exception | None = None
+    branches: tuple[int, ...] = ()
     rejected: tuple[int, ...] = ()
+    features: Features | None = None
 
     def __reduce__(self) -> tuple[type[VerificationResult], tuple[object, ...]]:
         """See Expansion."""
         always = (self.sequence, self.position, self.tokens, self.proposed, self.accepted)
         rest = (
-            self.finish, self.alternatives, self.margins, self.declined, self.starved, self.error, self.rejected
+            self.finish, self.alternatives, self.margins, self.declined, self.starved, self.error, self.branches,
+            self.rejected, self.features,
         )  # fmt: skip
         return VerificationResult, always if rest == _NOTHING_MORE else always + rest
 
@@ -187,6 +199,7 @@ class VerificationResult:
             self.tokens = self.tokens[:length]
             self.accepted = min(self.accepted, length)
             self.alternatives, self.margins = self.alternatives[:length], self.margins[:length]
+            self.branches = tuple(place for place in self.branches if place < length)
             self.rejected = ()
 
     def origins(self) -> list[TokenOrigin]:
@@ -194,10 +207,13 @@ class VerificationResult:
         last: TokenOrigin = "plain"
         if self.proposed:
             last = "bonus" if self.accepted == self.proposed else "correction"
-        return ["accepted" if i < self.accepted else last for i in range(len(self.tokens))]
+        origins: list[TokenOrigin] = ["accepted" if i < self.accepted else last for i in range(len(self.tokens))]
+        for place in self.branches:
+            origins[place] = "branch"
+        return origins
 
 
-_NOTHING_MORE = (None, (), (), False, False, None, ())
+_NOTHING_MORE = (None, (), (), False, False, None, (), (), None)
 """What most results say last."""
 
 

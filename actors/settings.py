@@ -64,6 +64,8 @@ class SamplingSettings(Settings):
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     stop_token_ids: tuple[Token, ...] = ()
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    """False: special tokens of the answer are part of its text, and of what stop strings are looked for in."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """None: none. 0: of the chosen tokens. n: and of the n best alternatives."""
     grammar: str | None = None
@@ -93,14 +95,17 @@ class LookaheadSettings(Settings):
     mode: Literal["adaptive", "fixed", "scheduled"] = "adaptive"
     """adaptive: by measured costs and calibrated confidences. scheduled: by batch size. fixed: `maximum`."""
     maximum: Annotated[int, Field(ge=0, le=64)] = 8
-    """Upper bound in every mode, and the value itself in fixed mode. 0 turns speculation off."""
+    """Upper bound on a path's length in every mode, and the value itself in fixed mode. 0 turns speculation off."""
+    tree: Annotated[int, Field(ge=0, le=512)] = 64
+    """Most draft tokens of a sequence verified in one pass where alternatives are verified too: adaptive mode, the
+    coupled rule, and an engine that can. No more than `maximum`: the best path alone."""
     schedule: dict[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0)]] = {}
     """Scheduled mode: batch size from which on -> lookahead."""
     wait: Literal["adaptive", "never", "bounded", "full"] = "adaptive"
     """bounded: for the first draft token of each sequence. full: for the whole lookahead, which makes draft and
     target take turns."""
-    max_wait_ms: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)] = 10.0
-    """A pass is never held longer than this for a draft that is due."""
+    max_wait_ms: Annotated[float, Field(ge=0, le=60_000, allow_inf_nan=False)] | None = None
+    """A pass is never held longer than this for a draft that is due. None: no longer than a usual pass takes."""
 
     @model_validator(mode="after")
     def _schedule_fits(self) -> Self:

@@ -1,8 +1,11 @@
 """What the acceptance step costs, as a share of the target pass that it rides on.
 
-    python -m benchmarks.algorithms             # the main sizes
-    python -m benchmarks.algorithms --full      # vocabulary 49k and 152k, lookahead 1-16, batch 1-64, every rule
-    python -m benchmarks.algorithms --pass-ms 64
+    python -m benchmarks algorithms             # the main sizes
+    python -m benchmarks algorithms --full      # vocabulary 49k and 152k, lookahead 1-16, batch 1-64, every rule
+    python -m benchmarks algorithms --pass-ms 64
+
+`alone` decides row by row with the scalar code that is the tests' reference (verification.verify_alone); `together` is
+what passes do: the rows of all blocks are read by one program (row_program.py).
 
 The pass is measured too, unless --pass-ms gives it: a decoder of the demo model's shape (30 layers of width 576, random
 weights, the vocabulary in question) over the same number of tokens, each with a few tokens of cache. The acceptance
@@ -12,10 +15,6 @@ rules accept all and look at every row (the last column; rejection and block dra
 
 from __future__ import annotations
 
-import argparse
-import platform
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,8 +26,13 @@ from torch import Tensor
 from actors.algorithms.drafting import DraftRow, rank_children
 from actors.algorithms.noise import NoiseSource, row_key
 from actors.algorithms.types import Block
-from actors.algorithms.verification import verify_blocks
+from actors.algorithms.verification import verify_alone, verify_blocks
+from actors.messages import VerificationResult
 from actors.settings import Rule, SamplingSettings
+from benchmarks.support import options
+from benchmarks.support.demo_shape import demo_shaped_model
+from benchmarks.support.goals import Goal, print_goals
+from benchmarks.support.provenance import heading
 
 VOCABULARIES = (49_152, 151_936)
 LARGEST_LOGITS = 800 * 2**20
@@ -39,9 +43,16 @@ CASES: dict[str, tuple[Rule, SamplingSettings]] = {
     "coupled": ("coupled", SamplingSettings()),
     "coupled, top_k 50 top_p .9": ("coupled", SamplingSettings(top_k=50, top_p=0.9)),
     "coupled, top_p .9": ("coupled", SamplingSettings(top_p=0.9)),
+    "coupled, top_p .9 at T 1.5": ("coupled", SamplingSettings(top_p=0.9, temperature=1.5)),
+    "coupled, min_p .05": ("coupled", SamplingSettings(min_p=0.05)),
+    "coupled, top_p .9, penalties": (
+        "coupled",
+        SamplingSettings(top_p=0.9, frequency_penalty=0.5, repetition_penalty=1.1),
+    ),
     "coupled, penalties": ("coupled", SamplingSettings(frequency_penalty=0.5, repetition_penalty=1.1)),
     "coupled, logprobs 5": ("coupled", SamplingSettings(logprobs=5)),
     "rejection": ("rejection", SamplingSettings()),
+    "rejection, top_p .9": ("rejection", SamplingSettings(top_p=0.9)),
     "block": ("block", SamplingSettings()),
     "typical": ("typical", SamplingSettings()),
 }
@@ -103,6 +114,10 @@ class PassClock:
             model = demo_shaped_model(vocabulary)
             self._points = [(tokens, measured_pass(model, tokens)) for tokens in sizes]
 
+    def curve(self) -> str:
+        """Tokens and milliseconds of the passes that were measured."""
+        return ", ".join(f"{tokens}: {seconds * 1e3:.0f}" for tokens, seconds in self._points) or "given"
+
     def seconds(self, tokens: int) -> float:
         if self._fixed is not None:
             return self._fixed
@@ -111,21 +126,6 @@ class PassClock:
                 slope = (high[1] - low[1]) / (high[0] - low[0])
                 return low[1] + slope * (tokens - low[0])
         return self._points[0][1]
-
-
-def demo_shaped_model(vocabulary: int) -> torch.nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        tie_word_embeddings=True,
-    )
-    return LlamaForCausalLM(config).eval()
 
 
 @torch.no_grad()
@@ -139,15 +139,8 @@ def measured_pass(model: torch.nn.Module, tokens: int) -> float:
 def sizes(full: bool) -> list[Size]:
     if full:
         return [Size(*each) for each in product(VOCABULARIES, (1, 4, 16, 64), (1, 2, 4, 8, 16))]
-    return [Size(49_152, 1, 4), Size(49_152, 1, 8), Size(49_152, 8, 4), Size(151_936, 1, 4), Size(151_936, 8, 4)]
-
-
-def provenance() -> str:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return (
-        f"commit {commit.stdout.strip() or 'unknown'}, python {platform.python_version()}, torch {torch.__version__}, "
-        f"{torch.get_num_threads()} thread(s), argv {' '.join(sys.argv[1:]) or '(none)'}"
-    )
+    small = [Size(49_152, 1, 4), Size(49_152, 8, 4), Size(49_152, 64, 4)]
+    return [*small, Size(151_936, 1, 4), Size(151_936, 8, 4)]
 
 
 def noise_row_seconds(vocabulary: int) -> float:
@@ -155,42 +148,55 @@ def noise_row_seconds(vocabulary: int) -> float:
     return seconds(lambda: source.negated([row_key(1, 2)]))
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: Sequence[str]) -> int:
+    parser = options.parser("algorithms", __doc__)
     parser.add_argument("--pass-ms", type=float, help="take this for the length of every pass instead of measuring it")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--limit", type=float, default=5.0, help="per cent of the pass; what is above is marked")
-    options = parser.parse_args(argv)
-    torch.set_num_threads(options.threads)
-    print(provenance())
+    given = parser.parse_args(argv)
+    torch.set_num_threads(given.threads)
+    print(heading())
+    shares: list[float] = []
     for vocabulary in VOCABULARIES:
-        chosen = [size for size in sizes(options.full) if size.vocabulary == vocabulary]
-        fixed = None if options.pass_ms is None else options.pass_ms / 1000
-        clock = PassClock(vocabulary, fixed, (1, 5, 17, 68, 136))
-        print(f"\nvocabulary {vocabulary}: one row of noise {noise_row_seconds(vocabulary) * 1e3:.2f} ms")
-        print(f"{'case':28}{'batch':>6}{'k':>4}{'pass ms':>10}{'accept ms':>11}{'share':>8}{'accepted':>10}")
+        chosen = [size for size in sizes(given.full) if size.vocabulary == vocabulary]
+        fixed = None if given.pass_ms is None else given.pass_ms / 1000
+        clock = PassClock(
+            vocabulary, fixed, sorted({1, 5, 17, 68, 136, *(size.rows for size in chosen if not given.full)})
+        )
+        print(f"\npass of a demo-sized model, tokens: ms: {clock.curve()}")
+        print(f"vocabulary {vocabulary}: one row of noise {noise_row_seconds(vocabulary) * 1e3:.2f} ms")
+        columns = f"{'pass ms':>10}{'alone ms':>10}{'together':>10}{'share':>8}{'accepted':>10}"
+        print(f"{'case':28}{'batch':>6}{'k':>4}{columns}")
         for size in chosen:
-            report(size, clock, options.limit)
+            shares += report(size, clock, given.limit)
+    print()
+    return print_goals([Goal("acceptance step, largest share of a target pass, %", max(shares), given.limit, False)])
 
 
-def report(size: Size, clock: PassClock, limit: float) -> None:
+def all_alone(logits: Tensor, blocks: Sequence[Block]) -> list[VerificationResult]:
+    parts = torch.split(logits, [len(block.drafts) + 1 for block in blocks])
+    return [verify_alone(part, block) for part, block in zip(parts, blocks, strict=True)]
+
+
+def report(size: Size, clock: PassClock, limit: float) -> list[float]:
+    """Print a line per case. Returns their shares of the pass, per cent; none if the size is left out."""
     if size.rows * size.vocabulary * 4 > LARGEST_LOGITS:
         print(f"{'(left out: too large)':28}{size.batch:>6}{size.lookahead:>4}")
-        return
+        return []
     logits = logits_of(size)
     whole = clock.seconds(size.rows)
+    shares = []
     for name, (rule, sampling) in CASES.items():
         blocks = twin_blocks(logits, size, rule, sampling)
         spent = seconds(lambda blocks=blocks: verify_blocks(logits, blocks))  # type: ignore[misc]
         share = 100 * spent / whole
+        shares.append(share)
+        before = seconds(lambda blocks=blocks: all_alone(logits, blocks))  # type: ignore[misc]
         accepted = sum(outcome.accepted for outcome in verify_blocks(logits, blocks)) / (size.batch * size.lookahead)
         mark = "  above the limit" if share > limit else ""
         print(
-            f"{name:28}{size.batch:>6}{size.lookahead:>4}{whole * 1e3:>10.1f}{spent * 1e3:>11.2f}"
-            f"{share:>7.1f}%{accepted:>10.0%}{mark}"
+            f"{name:28}{size.batch:>6}{size.lookahead:>4}{whole * 1e3:>10.1f}{before * 1e3:>10.2f}"
+            f"{spent * 1e3:>10.2f}{share:>7.1f}%{accepted:>10.0%}{mark}"
         )
-
-
-if __name__ == "__main__":
-    main()
+    return shares

@@ -1,6 +1,6 @@
 """A batch of short prompts through the Python handle, on emulated tiers: does the target ever wait for work?
 
-    python -m benchmarks.batch [--prompts 10000] [--tokens 16] [--concurrency 256] [--plain] [--out FILE]
+    python -m benchmarks batch [--prompts 10000] [--tokens 16] [--concurrency 256] [--plain] [--out FILE]
 
 busy: share of the time that the target spends in passes. filled: slots with a sequence in a pass, of all slots: a
 target can be busy with half-empty passes. Both count from the first prompt to the last answer, with both ends.
@@ -8,13 +8,14 @@ target can be busy with half-empty passes. Both count from the first prompt to t
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
 import time
+from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.support import options
+from benchmarks.support.goals import Goal, print_goals
+from benchmarks.support.provenance import MACHINE, command
 from cluster.config.deployment import load_config
 from deployments.client.client import connect
 from deployments.runtime.local import application, free_port, ray_cluster
@@ -32,14 +33,14 @@ def target_facts(status: dict[str, Any]) -> dict[str, float]:
     return facts
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=10_000)
-    parser.add_argument("--tokens", type=int, default=16)
-    parser.add_argument("--concurrency", type=int, default=256)
+def main(argv: Sequence[str]) -> int:
+    parser = options.parser("batch", __doc__)
+    parser.add_argument("--prompts", type=options.at_least(1), default=10_000)
+    parser.add_argument("--tokens", type=options.at_least(1), default=16)
+    parser.add_argument("--concurrency", type=options.at_least(1), default=256)
     parser.add_argument("--plain", action="store_true", help="without a draft tier")
     parser.add_argument("--out")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     draft = {"kind": "emulated", "model": "emulated:reference", "settings": {"slots": 2 * SLOTS}}
     config = load_config(
         {
@@ -58,8 +59,9 @@ def main() -> None:
         wall = time.perf_counter() - started
         after = target_facts(client.status())
     passes = after["passes"] - before["passes"]
-    told = {
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+    told: dict[str, Any] = {
+        "command": command(),
+        "machine": MACHINE,
         "prompts": len(prompts),
         "failed": sum(not result.ok for result in results),
         "draft tier": not arguments.plain,
@@ -73,7 +75,5 @@ def main() -> None:
     if arguments.out:
         with open(arguments.out, "w", encoding="utf-8") as file:
             file.write(json.dumps(told) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    goals = [Goal("share of the time that the target is busy", told["busy"], 0.95)]
+    return print_goals([*goals, Goal("failed prompts", told["failed"], 0, at_least=False)])

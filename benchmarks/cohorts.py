@@ -1,12 +1,14 @@
 """Is it worth splitting the sequences of a target into two cohorts that take turns?
 
 While one cohort's pass runs, the other's drafts would be made, so that each pass finds all of them ready; but a pass
-then serves half the sequences. `python -m benchmarks.cohorts` sets one cohort, simulated with the real scheduler,
+then serves half the sequences. `python -m benchmarks cohorts` sets one cohort, simulated with the real scheduler,
 controller and outcome trees (cluster.planning.simulator), beside the most that two could do: passes back to back,
 every draft ready, the best fixed lookahead.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -14,6 +16,7 @@ from rich.table import Table
 from actors.engines.emulated.language import Agreement
 from actors.engines.emulated.presets import DraftSpec, TargetSpec
 from actors.settings import TreeSettings
+from benchmarks.support import options
 from cluster.planning.planner import PlanInput, expected_row, expected_tokens
 
 SEQUENCES = 32
@@ -47,8 +50,9 @@ def simulated(base_ms: float, token_ms: float) -> float:
     return expected_row(given, "coupled", "tree", 8).tokens_per_second
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> int:
     """Run and print."""
+    options.parser("cohorts", __doc__).parse_args(argv)
     table = Table(title=f"{SEQUENCES} sequences, acceptance {ACCEPTANCE}, draft step 3 ms: tokens/s")
     for column in ("pass", "one cohort", "two, all drafts ready", "one, all drafts ready"):
         table.add_column(column, justify="right")
@@ -58,7 +62,4 @@ def main() -> None:
         one = simulated(base_ms, token_ms)
         table.add_row(f"{base_ms:g} ms + {token_ms:g}/token", f"{one:.0f}", f"{two:.0f}", f"{bound:.0f} (k {k})")
     Console().print(table)
-
-
-if __name__ == "__main__":
-    main()
+    return 0

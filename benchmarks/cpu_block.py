@@ -1,8 +1,8 @@
 """What a target pass of a few tokens costs on a CPU, next to a pass of one token.
 
-    python -m benchmarks.cpu_block                    # the demo model
-    python -m benchmarks.cpu_block --model PATH       # any model that the transformers engine takes, in float32
-    python -m benchmarks.cpu_block --random           # random weights of the demo model's shape; fetches nothing
+    python -m benchmarks cpu-block                    # the demo model
+    python -m benchmarks cpu-block --model PATH       # any model that the transformers engine takes, in float32
+    python -m benchmarks cpu-block --random           # random weights of the demo model's shape; fetches nothing
 
 Four ways to run the same weights: transformers as it comes; this project's engine with the model's own layers; the
 engine with packed and fused layers (what it uses); the same with weights in bfloat16 (for drafts). They take turns
@@ -11,11 +11,7 @@ within each round, so that a noisy neighbour hits them all alike; medians and qu
 
 from __future__ import annotations
 
-import argparse
-import platform
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +22,11 @@ from torch import Tensor
 
 from actors.engines.transformers.causal_lm import CausalLM
 from actors.engines.transformers.slots import SlotCache, SlotRow
+from benchmarks.support import options
+from benchmarks.support.demo_shape import demo_shaped_model
+from benchmarks.support.provenance import heading
 
+RANDOM = "random weights of the demo model's shape"
 BLOCKS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 BATCHES = ((1, 1), (1, 5), (4, 1), (4, 5), (8, 1), (8, 5))
 """Sequences in the pass, and tokens of each."""
@@ -65,24 +65,13 @@ class Spread:
 
 def load(model: str | None) -> Any:
     """A transformers model in float32; None: random weights of the demo model's shape."""
-    from transformers import AutoModelForCausalLM, LlamaConfig
+    from transformers import AutoModelForCausalLM
 
     if model is not None:
         from cluster.models.references import fetch
 
         return AutoModelForCausalLM.from_pretrained(str(fetch(model)), dtype=torch.float32, local_files_only=True)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=49_152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-    )
-    return AutoModelForCausalLM.from_config(config)
+    return demo_shaped_model()
 
 
 def as_it_comes(module: Any, context: int) -> Way:
@@ -162,54 +151,30 @@ def report_numbers(own: Way, packed: Way) -> None:
         print(f"{way.name}: a token decided alone and in a batch of {SLOTS} x 5 differ by {apart:.1e} at most")
 
 
-def provenance(model: str) -> str:
-    import transformers
-
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return (
-        f"{model}, float32, {torch.get_num_threads()} thread(s), {processor()}, "
-        f"{torch.backends.cpu.get_cpu_capability()}\n"
-        f"commit {commit.stdout.strip() or 'unknown'}, python {platform.python_version()}, torch {torch.__version__}, "
-        f"transformers {transformers.__version__}, argv {' '.join(sys.argv[1:]) or '(none)'}"
-    )
-
-
-def processor() -> str:
-    """The processor's name where Linux tells it."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: Sequence[str]) -> int:
+    parser = options.parser("cpu-block", __doc__)
     parser.add_argument("--model", default=DEMO, help="a path, a hub id or a demo reference")
     parser.add_argument("--random", action="store_true", help="random weights of the demo model's shape")
     parser.add_argument("--context", type=int, default=256, help="tokens of each sequence before the block")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args(argv)
-    torch.set_num_threads(options.threads)
-    reference: str | None = None if options.random else options.model
-    print(provenance(reference or "random weights of the demo model's shape"))
+    given = parser.parse_args(argv)
+    torch.set_num_threads(given.threads)
+    reference: str | None = None if given.random else given.model
+    print(heading(f"{reference or RANDOM}, float32"))
     plain, own, packed, half = (
-        as_it_comes(load(reference), options.context),
-        engine(load(reference), options.context, "engine, own layers", None),
-        engine(load(reference), options.context, "engine, packed", torch.float32),
-        engine(load(reference), options.context, "engine, bfloat16 weights", torch.bfloat16),
+        as_it_comes(load(reference), given.context),
+        engine(load(reference), given.context, "engine, own layers", None),
+        engine(load(reference), given.context, "engine, packed", torch.float32),
+        engine(load(reference), given.context, "engine, bfloat16 weights", torch.bfloat16),
     )
-    report_blocks([plain, own, packed, half], options.rounds)
-    report_batches([own, packed, half], options.rounds)
+    report_blocks([plain, own, packed, half], given.rounds)
+    report_batches([own, packed, half], given.rounds)
     report_numbers(own, packed)
+    return 0
 
 
 def _tokens(module: Any, sequences: int, length: int) -> Tensor:
     """Any ids will do: [sequences, length]."""
     size = int(module.get_input_embeddings().num_embeddings)
     return torch.randint(0, size, (sequences, length), generator=torch.Generator().manual_seed(1))
-
-
-if __name__ == "__main__":
-    main()

@@ -15,10 +15,12 @@ from typing import Any
 import deployments
 from actors.settings import TargetSettings
 from benchmarks.support.actor_rig import Run
+from benchmarks.support.draft_alone import DraftAlone, StepTimes, step_times
 from benchmarks.support.figures import Figures, summarise
+from benchmarks.support.goals import Goal
 from benchmarks.support.load_runner import Lab, Load, Measured
 from benchmarks.support.modes import in_mode
-from benchmarks.support.report import Goal, Row, Section
+from benchmarks.support.report import Row, Section
 from cluster.config.deployment import DeploymentConfig, DraftTier, Resources, load_config
 
 Answers = dict[tuple[int, ...], tuple[int, ...]]
@@ -61,6 +63,9 @@ async def demo(lab: Lab, *, tokens: int = 64) -> tuple[list[Section], Run]:
     section.goals.append(Goal("outrider over assisted generation", speeds[-2] / speeds[-1], 1.3))
     section.goals.append(Goal("outrider over plain decoding, chat", speeds[-2], 1.25))
     section.notes.append(_differing(pair, truth))
+    alone = await _alone(config, truth)
+    served = step_times([(s.ended - s.started, s.cpu_s, s.rows) for r in pair.runs for d in r.drafts for s in d.steps])
+    section.notes.append(f"a draft step alone: {alone.told()}; served: {served.told()}")
 
     editing = Section("demo target with prompt lookup, editing prompts", {"target": config.target.model})
     plain, truth = await _plain(lab, config, edits, editing)
@@ -155,6 +160,18 @@ class Assisted:
             seconds += time.monotonic() - started
             counted += answer.shape[1] - prompt.shape[1]
         return {"tokens": counted, "wall_s": seconds, "tokens_per_s": counted / seconds}
+
+
+async def _alone(config: DeploymentConfig, truth: Answers) -> StepTimes:
+    """The draft's steps with nothing else at work, on its own core."""
+    import ray
+
+    draft = ray.remote(num_cpus=0)(DraftAlone).remote(config)
+    try:
+        times: StepTimes = await draft.run.remote(truth)
+        return times
+    finally:
+        ray.kill(draft)
 
 
 async def _assisted(lab: Lab, config: DeploymentConfig, load: Load) -> list[Figures]:

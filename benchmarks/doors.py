@@ -1,6 +1,6 @@
 """What the doors cost, on emulated tiers: time to first token over HTTP and over the handle, and many streams at once.
 
-    python -m benchmarks.doors [--proxy haproxy] [--streams 200] [--rate 30] [--seconds 8] [--out FILE]
+    python -m benchmarks doors [--proxy haproxy] [--streams 200] [--rate 30] [--seconds 8] [--out FILE]
 
 A target pass with its bookkeeping takes about 1/rate seconds and nothing is drafted, so every stream should get `rate`
 tokens a second, one by one: the worst case for whatever carries tokens. What the target really gave is printed beside
@@ -9,21 +9,27 @@ what the streams got. The client shares the machine; it reads raw sockets to sta
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
-import platform
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks.batch import target_facts
+from benchmarks.support import options
+from benchmarks.support.goals import Goal, print_goals
+from benchmarks.support.provenance import MACHINE, command
 from cluster.config.deployment import DeploymentConfig, load_config
+from cluster.observability.quantiles import quantile
 from deployments.client.client import Client, connect
 from deployments.runtime.local import application, free_port, ray_cluster
+
+HELD = 1.05
+"""Streams are held if they take at most this many times what their tokens take at the rate wanted."""
 
 
 @dataclass
@@ -118,25 +124,27 @@ def cpu_seconds() -> dict[str, float]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=int, default=200)
+def main(argv: Sequence[str]) -> int:
+    parser = options.parser("doors", __doc__)
+    parser.add_argument("--streams", type=options.at_least(1), default=200)
     parser.add_argument("--rate", type=float, default=30.0, help="tokens a second of each stream")
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--overhead", type=float, default=3.0, help="ms of a pass that are the target's bookkeeping")
     parser.add_argument("--proxy", choices=("serve", "haproxy"), default="serve")
     parser.add_argument("--apart", action="store_true", help="orchestrators in processes of their own")
     parser.add_argument("--out")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     tokens = int(arguments.rate * arguments.seconds)
     told: dict[str, Any] = {
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+        "command": command(),
+        "machine": MACHINE,
         "orchestrator": "apart" if arguments.apart else "embedded",
         "proxy": arguments.proxy,
     }
     with ray_cluster(proxy=arguments.proxy):
         with application(config(16, 5.0, not arguments.apart)) as url, connect("auto") as handle:
-            told["time to first token, ms"] = {**first_token_ms(url, handle), "of which the target's pass": 5.0}
+            first = first_token_ms(url, handle)
+            told["time to first token, ms"] = {**first, "of which the target's pass": 5.0}
         pass_ms = 1e3 / arguments.rate - arguments.overhead
         with (
             application(config(arguments.streams, pass_ms, not arguments.apart)) as url,
@@ -159,7 +167,7 @@ def main() -> None:
         "seconds if nothing were in the way": arguments.seconds,
         "ms per pass of the target": round(1e3 * (done["busy_s"] - facts["busy_s"]) / passes, 1),
         "gap p50 ms": round(1e3 * statistics.median(gaps), 1),
-        "gap p99 ms": round(1e3 * statistics.quantiles(gaps, n=100)[98], 1),
+        "gap p99 ms": round(1e3 * quantile(gaps, 0.99), 1),
         "first token p50 ms": round(1e3 * statistics.median(one.arrivals[0] for one in results if one.arrivals), 1),
         "cores used": {k: round((v - before.get(k, 0.0)) / wall, 2) for k, v in sorted(after.items())},
     }
@@ -168,7 +176,11 @@ def main() -> None:
     if arguments.out:
         with open(arguments.out, "w", encoding="utf-8") as file:
             file.write(text + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    streams = told["streams"]
+    return print_goals(
+        [
+            Goal("ms that HTTP adds to the first token of the handle", first["http"] - first["handle"], 5.0, False),
+            Goal("time of the streams over the tokens' own", last / arguments.seconds, HELD, at_least=False),
+            Goal("failed streams", streams["failed"], 0, at_least=False),
+        ]
+    )

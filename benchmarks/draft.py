@@ -1,11 +1,11 @@
 """What the committed demo draft is worth, on prompts of no training source (benchmarks/prompts), by kind.
 
-    python -m benchmarks.draft                      # about fifteen minutes of one core
-    python -m benchmarks.draft --prompts 4          # a rougher look: so many prompts of each kind
-    python -m benchmarks.draft --folder DIR         # published prompts instead: HumanEval, Spec-Bench
-    python -m benchmarks.draft --templates          # prompts that share their templates with the training prompts
-    python -m benchmarks.draft --draft PATH         # a draft that `outrider distill` made for the demo target
-    python -m benchmarks.draft --compare            # every rule and temperature against early exit and prompt lookup
+    python -m benchmarks draft                      # about fifteen minutes of one core
+    python -m benchmarks draft --prompts 4          # a rougher look: so many prompts of each kind
+    python -m benchmarks draft --folder DIR         # published prompts instead: HumanEval, Spec-Bench
+    python -m benchmarks draft --templates          # prompts that share their templates with the training prompts
+    python -m benchmarks draft --draft PATH         # a draft that `outrider distill` made for the demo target
+    python -m benchmarks draft --compare            # every rule and temperature against early exit and prompt lookup
 
 Greedy agreement runs along the target's greedy answers to all prompts of a kind. What it is on templates says how well
 training went, not what users get. Acceptance is that of the real
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,8 +32,10 @@ from actors.engines.transformers.slots import SlotRow
 from actors.engines.transformers.target import TransformersTarget
 from actors.settings import DraftSettings, Rule, TargetSettings
 from actors.text.codec import TextCodec
-from benchmarks.cpu_block import provenance
+from benchmarks.support import options
+from benchmarks.support.goals import Goal, print_goals
 from benchmarks.support.prompt_sets import folder_prompts, own_prompts
+from benchmarks.support.provenance import heading
 from cluster.distillation.appraisal import RULES
 from cluster.distillation.evaluation import Acceptance, Agreement, acceptance, agreement, is_better, measure
 from cluster.distillation.prompts import Ids, read_prompts
@@ -124,8 +125,8 @@ def compare(target: CausalLM, draft: CausalLM, early: CausalLM, prompts: Sequenc
     return best
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: Sequence[str]) -> int:
+    parser = options.parser("draft", __doc__)
     parser.add_argument("--draft", default=references.DEMO_DRAFT, help="a draft for the demo target")
     parser.add_argument("--prompts", type=int, default=64, help="most prompts of each kind")
     parser.add_argument("--tokens", type=int, default=64, help="longest greedy answer, for the agreement")
@@ -138,38 +139,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=15, help="repetitions of a timed step")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--compare", action="store_true", help="with drafts that need no training, and nothing else")
-    options = parser.parse_args(argv)
-    torch.set_num_threads(options.threads)
-    print(provenance(f"{options.draft} for {references.DEMO_TARGET}"))
+    given = parser.parse_args(argv)
+    torch.set_num_threads(given.threads)
+    print(heading(f"{given.draft} for {references.DEMO_TARGET}"))
 
     tokenizer = references.load_tokenizer(references.DEMO_TARGET)
-    target, draft = weights.load_model(references.DEMO_TARGET), weights.load_model(options.draft)
+    target, draft = weights.load_model(references.DEMO_TARGET), weights.load_model(given.draft)
     codec = TextCodec(tokenizer)
-    if not options.templates and not options.compare:
-        texts = folder_prompts(options.folder) if options.folder else own_prompts()
-        kinds = {kind: chat_prompts(codec, prompts[: options.prompts]) for kind, prompts in texts.items()}
-        print(f"\n{'kind':<16}{'agreement':<15}{'tokens':>8}   tokens per pass, {options.lookahead} drafted, in turn")
-        rows = by_kind(target, draft, kinds, options.tokens, options.lookahead)
+    if not given.templates and not given.compare:
+        texts = folder_prompts(given.folder) if given.folder else own_prompts()
+        kinds = {kind: chat_prompts(codec, prompts[: given.prompts]) for kind, prompts in texts.items()}
+        print(f"\n{'kind':<16}{'agreement':<15}{'tokens':>8}   tokens per pass, {given.lookahead} drafted, in turn")
+        rows = by_kind(target, draft, kinds, given.tokens, given.lookahead)
         whole = pooled(rows)
         print(f"{'all':<16}{whole.share:.3f} ± {whole.error:.3f}{whole.tokens:>8}")
-        reached = whole.share >= options.goal
-        print(f"goal {options.goal}: {'reached' if reached else 'MISSED'}")
-        print_steps(target, draft, options)
-        return 0 if reached else 1
-    held = read_prompts(HELD_PROMPTS, codec, 512, chat=True)[: options.prompts]
-    agreed = agreement(target, draft, held, options.tokens)
+        steps = print_steps(target, draft, given)
+        return print_goals([Goal("greedy agreement, all kinds", whole.share, given.goal), steps])
+    held = read_prompts(HELD_PROMPTS, codec, 512, chat=True)[: given.prompts]
+    agreed = agreement(target, draft, held, given.tokens)
     print(
         f"\ngreedy agreement {agreed.share:.4f} ± {agreed.error:.4f} "
         f"({agreed.tokens} tokens of {len(held)} prompts of the training prompts' templates)\n"
     )
 
-    chosen, common = held[: options.sequences], {"tokens": options.length, "lookahead": options.lookahead}
+    chosen, common = held[: given.sequences], {"tokens": given.length, "lookahead": given.lookahead}
     early = weights.load_model(references.DEMO_TARGET, layers=int(draft.module.config.num_hidden_layers))
-    print(
-        f"{len(chosen)} held-out prompts, {options.length} tokens each, {options.lookahead} drafted per pass, in turn"
-    )
+    print(f"{len(chosen)} held-out prompts, {given.length} tokens each, {given.lookahead} drafted per pass, in turn")
     print("accepted per tested token, and tokens per pass, each with its standard error")
-    if options.compare:
+    if given.compare:
         return 0 if compare(target, draft, early, chosen, common) else 1
     for rule, temperature in RULES:
         found = acceptance(target, draft, chosen, rule=rule, temperature=temperature, **common)
@@ -178,8 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{'early exit, temperature 0':<34}{shown(acceptance(target, early, chosen, **greedy))}", flush=True)
     print(f"{'prompt lookup, temperature 0':<34}{shown(lookup_acceptance(target, chosen, **greedy))}", flush=True)
 
-    print_steps(target, draft, options)
-    return 0
+    return print_goals([print_steps(target, draft, given)])
 
 
 def chat_prompts(codec: TextCodec, texts: Sequence[str]) -> list[Ids]:
@@ -187,20 +183,20 @@ def chat_prompts(codec: TextCodec, texts: Sequence[str]) -> list[Ids]:
     return [codec.encode_chat([{"role": "user", "content": text}]) for text in texts]
 
 
-def print_steps(target: CausalLM, draft: CausalLM, options: argparse.Namespace) -> None:
-    """What a step of the draft costs, beside a pass of the target."""
-    half = weights.load_model(options.draft, dtype="bfloat16")
-    print(f"\nms, median of {options.rounds}, {CONTEXT} tokens before it; in brackets times a target pass of one token")
-    base = step_seconds(target, 1, options.rounds)
+def print_steps(target: CausalLM, draft: CausalLM, given: argparse.Namespace) -> Goal:
+    """What a step of the draft costs, beside a pass of the target; returns how the best single-row step does."""
+    half = weights.load_model(given.draft, dtype="bfloat16")
+    print(f"\nms, median of {given.rounds}, {CONTEXT} tokens before it; in brackets times a target pass of one token")
+    base = step_seconds(target, 1, given.rounds)
     print(f"target pass, 1 token              {base * 1e3:6.1f}")
+    best = 0.0
     for name, model in (("float32", draft), ("bfloat16", half)):
         for rows in (1, 8):
-            seconds = step_seconds(model, rows, options.rounds)
+            seconds = step_seconds(model, rows, given.rounds)
             print(
                 f"draft step, {name}, {rows} row{'s' if rows > 1 else ''}".ljust(34)
                 + f"{seconds * 1e3:6.1f}  (1/{base / seconds:.1f})"
             )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            best = max(best, base / seconds if rows == 1 else 0.0)
+    print()
+    return Goal("draft steps of one row in the time of a target pass", best, 8.0)

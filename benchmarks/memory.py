@@ -1,20 +1,20 @@
 """Does anything grow with time? Resident memory of every process of the demo, before and after 500 requests.
 
-`python -m benchmarks.memory` serves the demo pair, warms it up with 100 requests, and prints what 500 more changed.
+`python -m benchmarks memory` serves the demo pair, warms it up with 100 requests, and prints what 500 more changed.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import psutil
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.support import options
 from cluster.config.deployment import load_config
 from deployments.cli.demo import CONFIG
 from deployments.client.client import Client, connect
@@ -44,11 +44,11 @@ def prompts(first: int, count: int) -> Iterator[str]:
         yield f"Note {i}: " + "and then it rained. " * (i % 12)
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> int:
     """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=500)
-    requests = parser.parse_args().requests
+    parser = options.parser("memory", __doc__)
+    parser.add_argument("--requests", type=options.at_least(1), default=500)
+    requests = parser.parse_args(argv).requests
     console = Console()
     config = load_config(CONFIG)
     config = config.model_copy(update={"ingress": config.ingress.model_copy(update={"port": free_port()})})
@@ -67,6 +67,7 @@ def main() -> None:
         change = "gone" if now is None else f"{now - mib:+.1f}"
         table.add_row(name.split()[0], f"{mib:.0f}", "-" if now is None else f"{now:.0f}", change)
     console.print(table)
+    return 0
 
 
 def _send(client: Client, texts: Iterable[str]) -> None:
@@ -74,7 +75,3 @@ def _send(client: Client, texts: Iterable[str]) -> None:
     failed = [result for result in results if result.error]
     if failed:
         raise SystemExit(f"{len(failed)} requests failed, the first with: {failed[0].error}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,8 @@
 """Evidence for every claim of exactness, printed with its figure, its p-value and the command that repeats it.
 
-    python -m benchmarks.proof                    # about ten minutes on one core; the model's section is most of it
-    python -m benchmarks.proof --scale 20         # 20 times as much of everything sampled or enumerated
-    python -m benchmarks.proof --only laws path   # some sections
+    python -m benchmarks proof                    # about ten minutes on one core; the model's section is most of it
+    python -m benchmarks proof --scale 20         # 20 times as much of everything sampled or enumerated
+    python -m benchmarks proof --only laws path   # some sections
 
 Enumerations sum every path and have no p-value. For statistics, p is the probability of a deviation as large by chance;
 over the whole report, the least of n p-values is below a / n with probability a at most, so a line is flagged below
@@ -11,14 +11,11 @@ over the whole report, the least of n p-values is below a / n with probability a
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import platform
 import random
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +29,8 @@ from actors.algorithms.gumbel_max import GumbelMax
 from actors.algorithms.noise import Stream, gumbel, row_key, words
 from actors.settings import Rule, SamplingSettings
 from benchmarks import proof_model
+from benchmarks.support import options
+from benchmarks.support.provenance import heading
 from cluster.models.references import DEMO_TARGET
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
@@ -70,7 +69,7 @@ class Report:
     failures: list[str] = field(default_factory=list)
 
     def section(self, name: str, title: str) -> None:
-        print(f"\n{title}\n  python -m benchmarks.proof --only {name}", flush=True)
+        print(f"\n{title}\n  python -m benchmarks proof --only {name}", flush=True)
 
     def exact(self, claim: str, figure: str, holds: bool) -> None:
         print(f"  {'ok  ' if holds else 'FAIL'}  {claim}: {figure}", flush=True)
@@ -354,22 +353,16 @@ def pairs(cube: np.ndarray, axis: int) -> float:
     return contingency(np.take(cube, range(size - 1), axis).ravel(), np.take(cube, range(1, size), axis).ravel())
 
 
-def provenance() -> Iterator[str]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    yield f"commit {commit.stdout.strip() or 'unknown'}, python {platform.python_version()}, torch {torch.__version__}"
-    yield f"command: python -m benchmarks.proof {' '.join(sys.argv[1:])}"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: Sequence[str]) -> int:
+    parser = options.parser("proof", __doc__)
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS))
-    options = parser.parse_args(argv)
+    given = parser.parse_args(argv)
     torch.set_num_threads(1)
-    print("\n".join(provenance()))
+    print(heading())
     report, started = Report(), time.perf_counter()
-    for name in options.only:
-        SECTIONS[name](report, options.scale)
+    for name in given.only:
+        SECTIONS[name](report, given.scale)
     flagged = report.flagged()
     print(
         f"\n{len(report.p_values)} p-values, {len(flagged)} flagged; {len(report.failures)} exact claims failed; "
@@ -378,7 +371,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     for line in (*report.failures, *flagged):
         print(f"  {line}")
     return 1 if flagged or report.failures else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,7 @@
 """Speculation on against off on a real model: 1,000 prompts, every sampling setting alone and in random combination.
 
-    python -m benchmarks.proof_model                     # the demo model in float64: no near-ties, nothing may differ
-    python -m benchmarks.proof_model --dtype float32     # near-ties (margins below 1e-3) are counted and allowed
+    python -m benchmarks proof-model                     # the demo model in float64: no near-ties, nothing may differ
+    python -m benchmarks proof-model --dtype float32     # near-ties (margins below 1e-3) are counted and allowed
 
 Each prompt is answered by plain decoding first. Then all are answered again with drafts that are right, wrong or rigged
 (scripted from the first answers), verified to a random depth, while offers come late, twice or not at all. Compared are
@@ -10,22 +10,19 @@ tokens, log-probabilities, and how and why an answer ends. Exits with 1 if anyth
 
 from __future__ import annotations
 
-import argparse
 import json
-import platform
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from actors.algorithms.grammar import GrammarCompiler
 from actors.engines.transformers.target import TransformersTarget
 from actors.settings import TargetSettings
 from actors.text.answer_comparison import TOLERANCE
+from benchmarks.support import options
+from benchmarks.support.provenance import heading
 from cluster.config.deployment import Dtype
 from cluster.models import demo_draft
 from cluster.models.references import DEMO_TARGET, load_tokenizer
@@ -69,37 +66,32 @@ def run(model_id: str, dtype: Dtype, *, prompts: int, tokens: int = 12, length: 
 def figures(found: Sweep) -> str:
     return (
         f"{found.settings} settings alone and in combination; {found.proposed} draft tokens proposed, {found.accepted} "
-        f"accepted, lookaheads {min(found.lookaheads)} to {max(found.lookaheads)}; {found.errors} requests leave no "
+        f"accepted ({found.branches} of them alternatives), paths of {min(found.lookaheads)} to "
+        f"{max(found.lookaheads)}; {found.errors} requests leave no "
         "token to choose and end alike"
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: Sequence[str]) -> int:
+    parser = options.parser("proof-model", __doc__)
     parser.add_argument("--model", default=DEMO_TARGET)
     parser.add_argument("--dtype", choices=["float64", "float32"], default="float64")
     parser.add_argument("--prompts", type=int, default=1000)
     parser.add_argument("--tokens", type=int, default=12)
     parser.add_argument("--length", type=int, default=10, help="most tokens of a prompt")
     parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args(argv)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    print(f"commit {commit.stdout.strip() or 'unknown'}, python {platform.python_version()}, torch {torch.__version__}")
-    print(f"command: python -m benchmarks.proof_model {' '.join(sys.argv[1:])}", flush=True)
+    given = parser.parse_args(argv)
+    print(heading(f"{given.model}, {given.dtype}"), flush=True)
     started = time.perf_counter()
     found = run(
-        options.model,
-        options.dtype,
-        prompts=options.prompts,
-        tokens=options.tokens,
-        length=options.length,
-        seed=options.seed,
+        given.model,
+        given.dtype,
+        prompts=given.prompts,
+        tokens=given.tokens,
+        length=given.length,
+        seed=given.seed,
     )
     print(f"{found.tally}\n{figures(found)}; {time.perf_counter() - started:.0f} s")
     for line in found.tally.different:
         print(f"  {line}")
     return 0 if found.tally.same else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""A thousand replicas on paper: what a day costs, and what becomes the bottleneck. `make bench-scale` prints it.
+"""A thousand replicas on paper: what a day costs, and what becomes the bottleneck (`python -m benchmarks scale`).
 
 Measured here: what one message on a wire and one Ray call cost, and what one look of the autoscaling policies takes
 with so many replicas. Computed from that and from the replayed day: what every orchestrator and Ray Serve's controller
@@ -7,7 +7,6 @@ must do per second when all replicas are one application, and how many replicas 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import platform
@@ -25,6 +24,7 @@ from actors.settings import SamplingSettings
 from actors.text.emulated_codec import EmulatedCodec
 from actors.transport.connection import PULSE_PERIOD_S
 from actors.transport.socket import Endpoint, SocketPeer, SocketServer
+from benchmarks.support import options
 from cluster.config.deployment import Health
 from cluster.planning.replay import replay, speed
 from cluster.planning.traffic import PRESETS
@@ -129,11 +129,11 @@ def call_s(count: int = 2000) -> float:
         return (time.process_time() - began) / count
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> int:
     """Replay, measure, compute and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--orchestrators", type=int, default=64)
-    mesh = parser.parse_args().orchestrators
+    parser = options.parser("scale", __doc__)
+    parser.add_argument("--orchestrators", type=options.at_least(1), default=64)
+    mesh = parser.parse_args(argv).orchestrators
     traffic = PRESETS["internet"]
     day = replay(traffic)
     targets, drafts = max((targets, drafts) for _, targets, drafts in day.sizes)
@@ -180,11 +180,8 @@ def main() -> None:
     console = Console()
     console.width = max(console.width, 110)
     console.print(table)
+    return 0
 
 
 def _cores(per_s: float, each_s: float) -> str:
     return f"{per_s:.0f} per second, {per_s * each_s:.2f} cores"
-
-
-if __name__ == "__main__":
-    main()

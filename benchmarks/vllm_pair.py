@@ -1,7 +1,7 @@
 """vLLM alone, vLLM with its own draft in the same process, and vLLM with Outrider's remote draft: one run, one pair.
 
-    make bench-vllm                                   # about seven minutes of two cores
-    make bench-vllm ARGS="--repeats 1 --tokens 24"    # a rougher look
+    python -m benchmarks vllm-pair                                   # about seven minutes of two cores
+    python -m benchmarks vllm-pair --repeats 1 --tokens 24    # a rougher look
 
 The target (and a draft inside vLLM) has one core; the remote draft has the other one, as a cheap device beside a dear
 one. vLLM's scheduler and the actors are there too, and go first (`nice`). Greedy, the demo pair. Then the same with a
@@ -11,7 +11,6 @@ as much cheaper than a pass as it is between two GPUs.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import statistics
@@ -32,9 +31,11 @@ from actors.orchestrator.replica_pool import StaticDirectory
 from actors.settings import DraftSettings, LookaheadSettings, OrchestratorSettings, SamplingSettings, TreeSettings
 from actors.telemetry import MemoryRecorder, Recorder
 from actors.transport.links import LocalPeer
-from benchmarks.cpu_block import provenance
 from benchmarks.demo_pair import CHAT
+from benchmarks.support import options
+from benchmarks.support.goals import Goal, print_goals
 from benchmarks.support.measured_vllm import MeasuredVllmTarget
+from benchmarks.support.provenance import heading
 from benchmarks.support.scripted_draft import Script, ScriptedDraft
 from cluster.config.deployment import DeploymentConfig, Resources, load_config
 from cluster.models import factory, references, weights
@@ -214,8 +215,8 @@ def prepared(eager: bool) -> tuple[DeploymentConfig, list[tuple[int, ...]]]:
     return config, [codec.encode_chat([{"role": "user", "content": text}]) for text in CHAT]  # type: ignore[union-attr]
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: Sequence[str]) -> int:
+    parser = options.parser("vllm-pair", __doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=48, help="per answer")
     parser.add_argument("--lookahead", type=int, default=4)
@@ -224,7 +225,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--eager", action="store_true", help="without vLLM's compilation")
     chosen = parser.parse_args(argv)
     config, prompts = prepared(chosen.eager)
-    print(provenance(references.DEMO_TARGET))
+    print(heading(references.DEMO_TARGET))
     os.sched_setaffinity(0, {CORES[-1]})  # of vLLM's ranks, vLLM binds the threads elsewhere
     print(f"draft {references.DEMO_DRAFT}, greedy, {chosen.tokens} tokens, k = {chosen.lookahead}")
     print(f"{'':<36}{'tokens/s, one sequence':>22}{'':>9}{'t/pass':>7}{'16 at once':>10}", flush=True)
@@ -249,32 +250,27 @@ def main(argv: Sequence[str] | None = None) -> None:
         script.save(Path(place) / "script.json")
         for way in scripted_ways(config, script):
             run(way)
-    print(conclusions(results))
+    return print_goals(goals(results))
 
 
-def conclusions(results: dict[str, Measured]) -> str:
-    """The goals, and what was reached."""
+def goals(results: dict[str, Measured]) -> list[Goal]:
+    """What was reached. Prints how many answers are vLLM's own, and the exchange's median."""
     alone, colocated = results["vLLM alone, one core"], results["vLLM's own draft_model, one core"]
     ours, inside = results["Outrider, remote draft"], results["scripted draft inside vLLM"]
     remote = results["scripted draft, remote"]
     drafted = [*ours.answers, *remote.answers]
     same = sum(a == b for a, b in zip(drafted, [*alone.answers, *alone.answers], strict=True))
+    print(f"{same} of {len(drafted)} answers with remote drafts are token for token those of vLLM alone")
     spent = [1e3 * s for s in ours.overhead_s]
     tail = quantile(spent, 0.95)
-    return "\n".join(
-        [
-            f"{same} of {len(drafted)} answers with remote drafts are token for token those of vLLM alone",
-            f"remote draft over one inside vLLM (goal 1.2x): demo pair {_over(ours.single, colocated.single):.2f}x, "
-            f"scripted {_over(remote.single, inside.single):.2f}x",
-            f"16 at once over vLLM alone (goal 0.98x): {_over(ours.full, alone.full):.2f}x",
-            f"exchange per pass (goal 2 ms): median {statistics.median(spent):.2f} ms, 95th percentile {tail:.2f} ms",
-        ]
-    )
+    print(f"exchange per pass: median {statistics.median(spent):.2f} ms, 95th percentile {tail:.2f} ms")
+    return [
+        Goal("remote draft over one inside vLLM, demo pair", _over(ours.single, colocated.single), 1.2),
+        Goal("remote draft over one inside vLLM, scripted", _over(remote.single, inside.single), 1.2),
+        Goal("16 at once over vLLM alone", _over(ours.full, alone.full), 0.98),
+        Goal("exchange per pass, median ms", statistics.median(spent), 2.0, at_least=False),
+    ]
 
 
 def _over(one: Sequence[float], other: Sequence[float]) -> float:
     return statistics.median(one) / statistics.median(other)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,16 +1,15 @@
 """Sixteen sequences at once on vLLM: what our sampler, the exchange and the draft each take from its throughput.
 
-    make bench-vllm-saturation                        # about five minutes of two cores
-    make bench-vllm-saturation ARGS="--repeats 2"     # a rougher look
+    python -m benchmarks vllm-saturation                 # about five minutes of two cores
+    python -m benchmarks vllm-saturation --repeats 2     # a rougher look
 
-The same target, prompts and cores as `make bench-vllm`, in ways that differ by one thing each. vLLM alone is there
-twice, because two of its processes that do the same may differ by a few percent: what all ways are compared with is the
-median of both, and how far they are apart says what a difference means.
+The same target, prompts and cores as `python -m benchmarks vllm-pair`, in ways that differ by one thing each. vLLM
+alone is there twice, because two of its processes that do the same may differ by a few percent: what all ways are
+compared with is the median of both, and how far they are apart says what a difference means.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import statistics
@@ -24,7 +23,9 @@ from actors.messages import GenerationRequest
 from actors.orchestrator.orchestrator import Orchestrator
 from actors.settings import LookaheadSettings, SamplingSettings
 from actors.telemetry import MemoryRecorder
-from benchmarks.cpu_block import provenance
+from benchmarks.support import options
+from benchmarks.support.goals import Goal, print_goals
+from benchmarks.support.provenance import heading
 from benchmarks.vllm_pair import CORES, SLOTS, Way, prepared, running
 from cluster.config.deployment import DeploymentConfig
 from cluster.models import factory, references
@@ -138,8 +139,8 @@ def row(name: str, spent: Spent, base: float) -> str:
     return f"{name:<38}{rate:7.1f} {spread:<15}" + "".join(f"{cell:>11}" for cell in cells)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: Sequence[str]) -> int:
+    parser = options.parser("vllm-saturation", __doc__)
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--warm", type=int, default=3, help="repeats before: what drafts are worth is found out")
     parser.add_argument("--tokens", type=int, default=64, help="per answer")
@@ -148,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", type=int, nargs="*", help="numbers of the ways to run, from 0")
     chosen = parser.parse_args(argv)
     config, prompts = prepared(chosen.eager)
-    print(provenance(references.DEMO_TARGET))
+    print(heading(references.DEMO_TARGET))
     os.sched_setaffinity(0, {CORES[-1]})
     print(f"{SLOTS} at once, greedy, {chosen.tokens} tokens each; cores {CORES[0]} (worker) and {CORES[-1]} (the rest)")
     print(f"{'':<38}{'tokens/s':>7}{'':<15}" + "".join(f"{title:>11}" for title in COLUMNS))
@@ -159,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     base = statistics.median([rate for rates in alone or [results[0].rates] for rate in rates])
     for way, spent in zip(picked, results, strict=True):
         print(row(way.name, spent, base), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    ours = [pair for pair in zip(picked, results, strict=True) if pair[0].model.plan.lookahead is not None]
+    return print_goals(
+        Goal(f"{way.name}, over vLLM alone", statistics.median(spent.rates) / base, 0.98) for way, spent in ours
+    )

@@ -15,6 +15,7 @@ from cluster.config.serve_names import INGRESS, ORCHESTRATOR, TIER_DEPLOYMENTS
 from cluster.scaling.placement import TierName, group_options
 from deployments.ingress.deployment import IngressReplica
 from deployments.orchestrator.deployment import OrchestratorReplica
+from deployments.runtime.ray_internals import with_version
 from deployments.tiers.deployment import TierReplica
 
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 1.0, 5.0
@@ -85,8 +86,7 @@ def code_version(config: DeploymentConfig) -> str:
 
 
 def _deployment(replica: Any, version: str) -> Any:
-    # Serve keeps versions to itself; it takes this one where it would draw one at random.
-    return serve.deployment(replica).options(_internal=True, version=version)
+    return with_version(serve.deployment(replica), version)
 
 
 def _tier(config: DeploymentConfig, raw: dict[str, Any], tier: TierName, version: str) -> Application:

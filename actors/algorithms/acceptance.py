@@ -39,6 +39,21 @@ class Choices(Protocol):
     def __getitem__(self, i: int, /) -> int: ...
 
 
+class Masses(Protocol):
+    """Distributions by position, of which a few tokens' probabilities are all that can be asked for."""
+
+    def at(self, i: int, tokens: Sequence[int], /) -> Sequence[float]:
+        """p_i of these tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """tau accepted draft tokens, and what follows: a draw from (weight p - q)+ there; from p where weight is None."""
+
+    tau: int
+    weight: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """tau accepted draft tokens, and y [V], the distribution (not normalised) of the token that follows them."""
@@ -79,10 +94,15 @@ def rejection(p: Rows, q: Sequence[Support | None], x: Sequence[int], eta: Seque
     Chen et al., "Accelerating large language model decoding with speculative sampling" (2023), Algorithm 2.
     Asks for p[0], p[1], ... up to the first rejection only.
     """
+    return _decision(p, q, x, rejection_stop(_Dense(p), q, x, eta))
+
+
+def rejection_stop(p: Masses, q: Sequence[Support | None], x: Sequence[int], eta: Sequence[float]) -> Stop:
+    """What `rejection` decides, from the probabilities of the draft tokens alone."""
     for i, token in enumerate(x):
-        if not eta[i] < acceptance_ratio(p[i], q[i], token):
-            return Decision(i, residual(p[i], q[i], token, 1.0))
-    return Decision(len(x), p[len(x)])
+        if not eta[i] < _ratio(p.at(i, (token,))[0], q[i], token):
+            return Stop(i, 1.0)
+    return Stop(len(x))
 
 
 def block(p: Rows, q: Sequence[Support | None], x: Sequence[int], eta: Sequence[float]) -> Decision:
@@ -91,15 +111,14 @@ def block(p: Rows, q: Sequence[Support | None], x: Sequence[int], eta: Sequence[
     Sun et al., "Block verification accelerates speculative decoding" (ICLR 2025), Algorithm 2. Every eta takes part
     in the decision, also those past tau, so none may be used again in a later pass.
     """
-    p_i, h = block_acceptance(p, q, x)
-    for tau in range(len(x), 0, -1):
-        if eta[tau - 1] <= h[tau - 1]:
-            break
-    else:
-        tau = 0
-    if tau == len(x):
-        return Decision(tau, p[tau])
-    return Decision(tau, residual(p[tau], q[tau], x[tau], p_i[tau]))
+    return _decision(p, q, x, block_stop(_Dense(p), q, x, eta))
+
+
+def block_stop(p: Masses, q: Sequence[Support | None], x: Sequence[int], eta: Sequence[float]) -> Stop:
+    """What `block` decides, from the probabilities of the draft tokens and of q's supports."""
+    p_i, h = _block_acceptance(p, q, x)
+    tau = next((i for i in range(len(x), 0, -1) if eta[i - 1] <= h[i - 1]), 0)
+    return Stop(tau, None if tau == len(x) else p_i[tau])
 
 
 def block_acceptance(p: Rows, q: Sequence[Support | None], x: Sequence[int]) -> tuple[list[float], list[float]]:
@@ -109,16 +128,20 @@ def block_acceptance(p: Rows, q: Sequence[Support | None], x: Sequence[int]) -> 
     over the tokens that may follow X_i, and h_k = p_k. Where both terms vanish (p = q, p_i = 1) the block goes on, so
     h_i = 1. It follows that a token that is rejected is never drawn again as its own correction.
     """
+    return _block_acceptance(_Dense(p), q, x)
+
+
+def _block_acceptance(p: Masses, q: Sequence[Support | None], x: Sequence[int]) -> tuple[list[float], list[float]]:
     k = len(x)
     p_i = [1.0]
     for i, token in enumerate(x):
-        p_i.append(min(p_i[-1] * acceptance_ratio(p[i], q[i], token), 1.0) if p_i[-1] > 0 else 0.0)
+        p_i.append(min(p_i[-1] * _ratio(p.at(i, (token,))[0], q[i], token), 1.0) if p_i[-1] > 0 else 0.0)
     h = []
     for i in range(1, k):
         if p_i[i] == 0:  # the target cannot say X_i, so what it would say afterwards is never asked for
             h.append(0.0)
             continue
-        s = residual_mass(p[i], q[i], x[i], p_i[i])
+        s = _residual_mass(p, i, q[i], x[i], p_i[i])
         rest = 1 - p_i[i]
         h.append(1.0 if rest <= 0 else s / (s + rest))
     return p_i, [*h, p_i[k]] if k else []
@@ -142,15 +165,38 @@ def typical(p: Rows, choices: Choices, x: Sequence[int], epsilon: float = 0.09, 
 
 def acceptance_ratio(p: Tensor, q: Support | None, token: int) -> float:
     """p/q at `token`; a ratio of 1 or more is certain acceptance."""
-    mass = float(p[token])
+    return _ratio(float(p[token]), q, token)
+
+
+def _ratio(mass: float, q: Support | None, token: int) -> float:
     return mass if q is None else mass / q.probabilities[q.tokens.index(token)]
 
 
-def residual_mass(p: Tensor, q: Support | None, token: int, weight: float) -> float:
-    """Sum of (weight * p - q)+, from the entries of the support alone."""
-    tokens, probabilities = _dense_support(p, q, token)
-    inside = weight * p[tokens]
-    return weight * max(0.0, 1 - float(p[tokens].sum())) + float((inside - probabilities).clamp_(min=0).sum())
+def _residual_mass(p: Masses, i: int, q: Support | None, token: int, weight: float) -> float:
+    """Sum of (weight * p_i - q)+, from the entries of the support alone."""
+    tokens, probabilities = _entries(q, token)
+    masses = p.at(i, tokens)
+    left = math.fsum(max(0.0, weight * mass - each) for mass, each in zip(masses, probabilities, strict=True))
+    return weight * max(0.0, 1 - math.fsum(masses)) + left
+
+
+class _Dense:
+    """Masses of distributions over the whole vocabulary."""
+
+    def __init__(self, p: Rows) -> None:
+        self._p = p
+
+    def at(self, i: int, tokens: Sequence[int], /) -> Sequence[float]:
+        row = self._p[i]
+        if len(tokens) == 1:
+            return (float(row[tokens[0]]),)
+        values: list[float] = row[torch.tensor(tokens, dtype=torch.int64, device=row.device)].tolist()
+        return values
+
+
+def _decision(p: Rows, q: Sequence[Support | None], x: Sequence[int], stop: Stop) -> Decision:
+    tau = stop.tau
+    return Decision(tau, p[tau] if stop.weight is None else residual(p[tau], q[tau], x[tau], stop.weight))
 
 
 def residual(p: Tensor, q: Support | None, token: int, weight: float) -> Tensor:
@@ -167,8 +213,13 @@ def residual(p: Tensor, q: Support | None, token: int, weight: float) -> Tensor:
 
 
 def _dense_support(p: Tensor, q: Support | None, token: int) -> tuple[Tensor, Tensor]:
-    tokens, probabilities = ((token,), (1.0,)) if q is None else (q.tokens, q.probabilities)
+    tokens, probabilities = _entries(q, token)
     return (
         torch.tensor(tokens, dtype=torch.int64, device=p.device),
         torch.tensor(probabilities, dtype=p.dtype, device=p.device),
     )
+
+
+def _entries(q: Support | None, token: int) -> tuple[Sequence[int], Sequence[float]]:
+    """Tokens and probabilities of q; None is one-hot at `token`."""
+    return ((token,), (1.0,)) if q is None else (q.tokens, q.probabilities)

@@ -72,6 +72,12 @@ class OpenPath(DraftPath):
 
     def prospect(self, depth: int) -> DraftPath:
         """The path itself, from its first token on, `depth` deep at most."""
-        whole = OpenPath(())
-        whole._reach = self._reach[:depth]
-        return whole
+        return self.over(self._reach[:depth])
+
+    @classmethod
+    def over(cls, reach: Sequence[float]) -> OpenPath:
+        """Of tokens that are accepted with these chances, none of which is above the one before it: those of a path,
+        or the nodes of a tree from the best one on."""
+        path = cls(())
+        path._reach = list(reach)
+        return path

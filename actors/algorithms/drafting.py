@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.algorithms import sampling
-from actors.algorithms.noise import NoiseSource, Stream, gumbel_of, row_key
+from actors.algorithms.noise import Stream, gumbel_of, row_key
+from actors.algorithms.row_edits import BranchHistory, EditedRow
+from actors.algorithms.row_program import LogitsRow, RowProgram
+from actors.algorithms.row_readings import BestPerturbed, MostLikely
 from actors.messages import Support
 from actors.settings import Rule, SamplingSettings
 
@@ -58,11 +61,13 @@ def rank_children(
     support: int,
     rule: Rule,
     vocabulary: Tensor | None = None,
+    at_once: bool | None = None,
 ) -> list[RankedRow]:
     """Rank what may follow each prefix.
 
     logits: [N, V'], any float type. vocabulary: target token id of each column, int64 [V']; None if they are the same.
     branching: children per row. support: most ids of q, for the probabilistic rules.
+    at_once: read all rows together, as suits a device; None asks the logits where they are.
 
     Coupled and typical: the best of log q + g with the target's own noise, or of log q when greedy; the confidence is
     the softmax of those scores. Rejection and block: one draw from q, restricted to its `support` best ids and
@@ -71,14 +76,29 @@ def rank_children(
     """
     if len(rows) != logits.shape[0]:
         raise ValueError(f"{len(rows)} rows of logits are needed, not {logits.shape[0]}")
-    scores = logits if logits.dtype == torch.float64 else logits.float()
-    ids = torch.arange(logits.shape[1], device=logits.device) if vocabulary is None else vocabulary
-    ranker = _Ranker(ids, scores.dtype, branching, support, vocabulary is None)
-    shared = rule in ("coupled", "typical")
-    return [
-        ranker.shared(scores[n], row, rule) if shared or row.sampling.greedy else ranker.drawn(scores[n], row)
-        for n, row in enumerate(rows)
-    ]
+    program = RowProgram(logits, vocabulary, at_once=logits.device.type != "cpu" if at_once is None else at_once)
+    size = logits.shape[1]
+    shared = [n for n, row in enumerate(rows) if rule in ("coupled", "typical") or row.sampling.greedy]
+    drawn = [n for n in range(len(rows)) if n not in set(shared)]
+    best = BestPerturbed(min(branching, size), vocabulary)
+    raced = program.read([_logits_row(n, rows[n]) for n in shared], best)
+    # Typical acceptance takes the shared draw, but its confidences are expectations.
+    expected = [n for n in shared if rule == "typical" and not rows[n].sampling.greedy]
+    count = min(support, size) if drawn else min(max(support, branching), size)
+    reading = MostLikely(count, vocabulary)
+    likely = program.read([_logits_row(n, rows[n]) for n in drawn + expected], reading)
+    ranked: dict[int, RankedRow] = {}
+    for n, found in zip(shared, raced, strict=True):
+        ranked[n] = _shared(*best.parts(found))
+    for n, found in zip(drawn + expected, likely, strict=True):
+        tokens_of_q, scores, total = reading.parts(found)
+        if n in ranked and ranked[n].tokens:
+            q = np.exp(scores[scores > -np.inf] - total)
+            tokens = ranked[n].tokens
+            ranked[n] = RankedRow(tokens, tuple(expected_confidences(q.tolist(), len(tokens))))
+        elif n not in ranked:
+            ranked[n] = _drawn(tokens_of_q, scores, rows[n], branching)
+    return [ranked[n] for n in range(len(rows))]
 
 
 def expected_confidences(q: Sequence[float], count: int) -> list[float]:
@@ -97,90 +117,51 @@ def expected_confidences(q: Sequence[float], count: int) -> list[float]:
     return expected
 
 
-class _Ranker:
-    """Buffers and settings shared by the rows of a step."""
+def _logits_row(n: int, ask: DraftRow) -> LogitsRow:
+    settings = _cheap(ask)
+    history: BranchHistory | None = None
+    if sampling.adjusts(settings):
+        said = sampling.History(ask.prompt, ask.output or (), settings)
+        if ask.generated is not None:
+            said.length = ask.generated
+        history = BranchHistory(said)
+    return LogitsRow(n, row_key(ask.seed, ask.position), EditedRow(settings, history, None, ask.eos))
 
-    def __init__(self, ids: Tensor, dtype: torch.dtype, branching: int, support: int, same_ids: bool) -> None:
-        self._ids = ids
-        self._dtype = dtype
-        self._branching = min(branching, len(ids))
-        self._support = min(support, len(ids))
-        self._columns = sampling.Columns(len(ids), None if same_ids else ids)
-        self._noise: NoiseSource | None = None
 
-    def shared(self, row: Tensor, ask: DraftRow, rule: Rule) -> RankedRow:
-        """Coupled, typical and greedy: deterministic given the shared noise."""
-        scores, columns = self._shaped(row, ask)
-        q = scores
-        if not ask.sampling.greedy:
-            key = row_key(ask.seed, ask.position)
-            if columns is None and self._noise is None:
-                self._noise = NoiseSource(self._ids, self._dtype)
-            noise = self._noise if columns is None else NoiseSource(self._ids[columns], self._dtype)
-            assert noise is not None
-            scores = scores - noise.negated([key])[0]
-        best, places = scores.topk(min(self._branching, len(scores)))
-        if rule == "typical" and not ask.sampling.greedy:
-            likely = q.softmax(-1).topk(min(max(self._support, self._branching), len(q))).values.tolist()
-            expected = expected_confidences(likely, len(best))
-            confidences = [c if score > -torch.inf else 0.0 for c, score in zip(expected, best.tolist(), strict=True)]
-        else:
-            confidences = (best - scores.logsumexp(-1)).exp().tolist()
-        return self._ranked(places if columns is None else columns[places], confidences)
+def _cheap(ask: DraftRow) -> SamplingSettings:
+    """What this row can apply: everything with a history, otherwise what needs none."""
+    settings = ask.sampling
+    if ask.output is not None:
+        return settings
+    without: dict[str, object] = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+    without["bad_words"] = tuple(word for word in settings.bad_words if len(word) == 1)
+    if ask.generated is None:
+        without["min_tokens"] = 0
+    changed = {name: value for name, value in without.items() if getattr(settings, name) != value}
+    return settings.model_copy(update=changed) if changed else settings
 
-    def drawn(self, row: Tensor, ask: DraftRow) -> RankedRow:
-        """Rejection and block: one draw from the very q that is sent along."""
-        scores, kept = self._shaped(row, ask)
-        best, places = scores.topk(min(self._support, len(scores)))
-        columns = places if kept is None else kept[places]
-        sound = best > -torch.inf
-        scores_of_kept: NDArray[np.float64] = best[sound].double().cpu().numpy()
-        if not len(scores_of_kept):  # a row of NaN, or one that settings leave empty, proposes nothing
-            return RankedRow((), ())
-        ids: NDArray[np.int64] = self._ids[columns[sound]].cpu().numpy()
-        weights = np.exp(scores_of_kept - scores_of_kept[0])
-        q = weights / weights.sum()
-        with np.errstate(divide="ignore"):
-            draws = np.log(q) + gumbel_of(row_key(ask.seed, ask.position, Stream.DRAFT, ask.prefix), ids)
-        first = int(draws.argmax())
-        order = [first, *(n for n in range(min(self._branching, len(q))) if n != first)][: self._branching]
-        probabilities = q.tolist()
-        return RankedRow(
-            tuple(ids[order].tolist()),
-            tuple(expected_confidences(probabilities, len(order))),
-            Support(tuple(ids.tolist()), tuple(probabilities)),
-        )
 
-    def _ranked(self, columns: Tensor, confidences: list[float]) -> RankedRow:
-        sound = [n for n, confidence in enumerate(confidences) if confidence > 0]  # no NaN, nothing masked
-        tokens = self._ids[columns].tolist()
-        return RankedRow(tuple(tokens[n] for n in sound), tuple(confidences[n] for n in sound))
+def _shared(tokens: NDArray[np.int64], confidences: NDArray[np.float64]) -> RankedRow:
+    """Coupled, typical and greedy: deterministic given the shared noise."""
+    sound = confidences > 0  # no NaN, nothing masked
+    return RankedRow(tuple(tokens[sound].tolist()), tuple(confidences[sound].tolist()))
 
-    def _shaped(self, row: Tensor, ask: DraftRow) -> tuple[Tensor, Tensor | None]:
-        """Scores, not normalised, -inf where settings forbid; and their columns, where filters leave only some."""
-        settings = self._cheap(ask)
-        if sampling.adjusts(settings):
-            row = row.clone()
-            history = sampling.History(ask.prompt, ask.output or (), settings)
-            if ask.generated is not None:
-                history.length = ask.generated
-            sampling.adjust(row, settings, history, ask.eos, self._columns)
-        if settings.greedy:
-            return row, None
-        if sampling.filters(settings) and bool(row.amax().isfinite()):
-            columns, scaled = sampling.kept(row, settings)
-            return scaled, columns
-        return row / settings.temperature, None
 
-    @staticmethod
-    def _cheap(ask: DraftRow) -> SamplingSettings:
-        """What this row can apply: everything with a history, otherwise what needs none."""
-        settings = ask.sampling
-        if ask.output is not None:
-            return settings
-        without: dict[str, object] = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
-        without["bad_words"] = tuple(word for word in settings.bad_words if len(word) == 1)
-        if ask.generated is None:
-            without["min_tokens"] = 0
-        changed = {name: value for name, value in without.items() if getattr(settings, name) != value}
-        return settings.model_copy(update=changed) if changed else settings
+def _drawn(ids: NDArray[np.int64], scores: NDArray[np.float64], ask: DraftRow, branching: int) -> RankedRow:
+    """Rejection and block: one draw from the very q that is sent along. ids, scores: best first."""
+    sound = scores > -np.inf
+    if not sound.any():  # a row of NaN, or one that settings leave empty, proposes nothing
+        return RankedRow((), ())
+    ids, scores = ids[sound], scores[sound]
+    weights = np.exp(scores - scores[0])
+    q = weights / weights.sum()
+    with np.errstate(divide="ignore"):
+        draws = np.log(q) + gumbel_of(row_key(ask.seed, ask.position, Stream.DRAFT, ask.prefix), ids)
+    first = int(draws.argmax())
+    order = [first, *(n for n in range(min(branching, len(q))) if n != first)][:branching]
+    probabilities = q.tolist()
+    return RankedRow(
+        tuple(ids[order].tolist()),
+        tuple(expected_confidences(probabilities, len(order))),
+        Support(tuple(ids.tolist()), tuple(probabilities)),
+    )

@@ -19,7 +19,7 @@ from typing import Literal
 from actors.algorithms.calibration import Calibration
 from actors.algorithms.control.cost import PassCost
 from actors.engines.protocol import Expand, Ranked
-from actors.messages import Expansion, extend_key, prefix_key
+from actors.messages import Expansion, Support, extend_key, prefix_key
 from actors.settings import TreeSettings
 
 Progress = int | Literal["behind", "unknown"]
@@ -131,9 +131,20 @@ class OutcomeTree:
         node.chances = self._calibration.probabilities(node.raw)
         node.drawn = answer.support is not None
         self._add_candidates(node, heapq.heappush)
-        # A pass follows the first child; the alternatives matter here alone, until one of them is committed.
-        first, chance = node.tokens[:1], tuple(node.chances[:1])
-        return Expansion(node.key, self.position + len(node.path), first, chance, answer.support)
+        return self._expansion(node, answer.support)
+
+    def _expansion(self, node: _Node, support: Support | None) -> Expansion:
+        """What is said of a node: the first child, and alternatives that are likely enough to be verified with it.
+
+        Where a child is drawn, a pass follows that one; the alternatives matter here alone, until one is committed.
+        """
+        count = 1
+        if support is None:
+            least = self._settings.min_reach
+            while count < len(node.chances) and node.chances[count] >= least:
+                count += 1
+        position = self.position + len(node.path)
+        return Expansion(node.key, position, node.tokens[:count], tuple(node.chances[:count]), support)
 
     def _add_candidates(self, node: _Node, add: Callable[[list[_Candidate], _Candidate], None]) -> None:
         if len(node.path) + 1 >= self._settings.depth:

@@ -38,7 +38,7 @@ def adjusts(sampling: SamplingSettings) -> bool:
         or sampling.bad_words
         or sampling.min_tokens
         or sampling.logit_bias
-        or _penalises(sampling)
+        or penalises(sampling)
     )
 
 
@@ -47,7 +47,8 @@ def filters(sampling: SamplingSettings) -> bool:
     return sampling.min_p > 0 or sampling.top_k > 0 or sampling.top_p < 1
 
 
-def _penalises(sampling: SamplingSettings) -> bool:
+def penalises(sampling: SamplingSettings) -> bool:
+    """Whether what was said before changes a row."""
     return sampling.presence_penalty != 0 or sampling.frequency_penalty != 0 or sampling.repetition_penalty != 1
 
 
@@ -61,7 +62,7 @@ class History:
         self._longest = max((len(word) for word in sampling.bad_words), default=1) - 1
         self.length = len(output)
         self.tail = list(output[-self._longest :]) if self._longest else []
-        counts = Counter(output) if _penalises(sampling) else Counter[int]()
+        counts = Counter(output) if penalises(sampling) else Counter[int]()
         self._places = {token: n for n, token in enumerate(counts)}
         self.answered = _ids(counts)
         """int64: the ids of the answer so far, each once."""
@@ -70,7 +71,15 @@ class History:
         self._prompt = set(prompt) if sampling.repetition_penalty != 1 else set[int]()
         self.said = _ids(self._prompt | counts.keys()) if sampling.repetition_penalty != 1 else self.answered
         """int64: those of the prompt too, for the repetition penalty."""
-        self._counting = _penalises(sampling)
+        self._counting = penalises(sampling)
+
+    def place(self, token: int) -> int | None:
+        """Where `token` stands in `answered`; None if it was not said, or nothing is counted."""
+        return self._places.get(token)
+
+    def in_prompt(self, token: int) -> bool:
+        """Whether the prompt holds it, where repetition is penalised."""
+        return token in self._prompt
 
     def append(self, token: int) -> None:
         """`token` was said."""
@@ -113,7 +122,7 @@ def adjust(
         row[columns.of((*eos, *sampling.stop_token_ids), row)] = -math.inf
     if sampling.logit_bias:
         row[columns.of(sampling.logit_bias, row)] += columns.values(sampling.logit_bias, row)
-    if _penalises(sampling):
+    if penalises(sampling):
         _penalise(row, sampling, history, columns)
 
 
@@ -143,12 +152,25 @@ class Columns:
 
     def __init__(self, size: int, ids: Tensor | None = None) -> None:
         self._size = size
-        self._column = None if ids is None else {token: n for n, token in enumerate(ids.tolist())}
+        self._ids = ids
+        self._by_token: dict[int, int] | None = None
+
+    @property
+    def _column(self) -> dict[int, int] | None:
+        """None where ids are columns. Made when it is asked for first: it takes longer than the rest of a draft step,
+        and most settings need none."""
+        if self._ids is not None and self._by_token is None:
+            self._by_token = {token: n for n, token in enumerate(self._ids.tolist())}
+        return self._by_token
 
     def of(self, tokens: Iterable[int], row: Tensor) -> Tensor:
         """int64: the columns of those tokens that the row holds, in their order."""
         found = [self._find(token) for token in tokens]
         return torch.tensor([n for n in found if n is not None], dtype=torch.int64, device=row.device)
+
+    def array(self, tokens: Sequence[int]) -> NDArray[np.int64]:
+        """As `of`, on the host."""
+        return self.places(np.array(tokens, dtype=np.int64))[0]
 
     def values(self, by_token: Mapping[int, float], row: Tensor) -> Tensor:
         """The values of those tokens that the row holds, in their order."""
@@ -157,16 +179,18 @@ class Columns:
 
     def places(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Columns of those `tokens` that the row holds, and which these are."""
-        if self._column is None:
+        column = self._column
+        if column is None:
             kept = tokens < self._size
             return tokens[kept], kept
-        found = np.array([self._column.get(token, -1) for token in tokens.tolist()], dtype=np.int64)
+        found = np.array([column.get(token, -1) for token in tokens.tolist()], dtype=np.int64)
         kept = found >= 0
         return found[kept], kept
 
     def _find(self, token: int) -> int | None:
-        if self._column is not None:
-            return self._column.get(token)
+        column = self._column
+        if column is not None:
+            return column.get(token)
         return token if token < self._size else None
 
 
@@ -326,8 +350,11 @@ def log_p(row: Tensor, sampling: SamplingSettings) -> Tensor:
 
 def probabilities(row: Tensor, sampling: SamplingSettings) -> Tensor:
     """p [V] of an adjusted row [V]: the exponential of `log_p`, in fewer steps."""
-    if sampling.greedy or filters(sampling):
+    if sampling.greedy:
         return log_p(row, sampling).exp_()
+    if filters(sampling):
+        ids, scaled = kept(row, sampling)
+        return torch.zeros_like(row).index_copy_(0, ids, scaled.softmax(-1))
     return (row if sampling.temperature == 1 else row / sampling.temperature).softmax(-1)
 
 

@@ -20,6 +20,7 @@ class Block:
     prompt, output: the history at that position, for penalties.
     drafts: the k draft tokens; the logits hold k + 1 rows for this block.
     supports: q at each draft token for the probabilistic rules (one-hot where missing), empty otherwise.
+    parents: of a tree of drafts (draft_tree.py), for the coupled rule and greedy decoding alone; a path has none.
     """
 
     sampling: SamplingSettings
@@ -31,4 +32,5 @@ class Block:
     supports: Sequence[Support] = ()
     rule: Rule = "coupled"
     eos: Sequence[int] = ()
+    parents: Sequence[int] = ()
     sequence: str = ""

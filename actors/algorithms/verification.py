@@ -1,36 +1,35 @@
 """One target pass: the logits of many blocks become what each sequence commits.
 
 Knows nothing of engines or scheduling. Every block gets the token that plain decoding would have given at each
-position (coupled rule, greedy) or a draw from the same distribution (rejection, block); see acceptance.py. Rows past
-the first rejection are not looked at, and a full-vocabulary row is copied only where settings change it.
+position (coupled rule, greedy) or a draw from the same distribution (rejection, block); see acceptance.py. The rows of
+all blocks are read together (block_rows.py); what is told of one block alone (margins, log-probabilities, why there is
+no token) is worked out here, row by row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from itertools import accumulate
+from typing import Generic, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from actors.algorithms import acceptance, sampling
+from actors.algorithms import acceptance, draft_tree, sampling
+from actors.algorithms.block_rows import Grammar, choose, drafts_and_chances, draw, is_choice, rows_of_blocks
 from actors.algorithms.gumbel_max import GumbelMax
-from actors.algorithms.noise import NoiseSource, Stream, gumbel_of, row_key, uniform
+from actors.algorithms.noise import NoiseSource, Stream, gumbel_of, row_key
+from actors.algorithms.row_edits import EditedRow
+from actors.algorithms.row_program import LogitsRow, RowProgram
+from actors.algorithms.row_readings import LogProbabilities
 from actors.algorithms.types import Block
 from actors.errors import EngineError, InvalidSettingError, OutriderError
 from actors.messages import Alternatives, VerificationResult
+from actors.settings import SamplingSettings
 
 T = TypeVar("T")
 LARGEST_MARGIN = 1e9
 """Stands for infinity (there is no runner-up), which JSON cannot say."""
-
-
-class Grammar(Protocol):
-    """A constraint on the answer, standing at the block's first position."""
-
-    def mask(self, path: Sequence[int], /) -> Tensor:
-        """bool [V]: what may follow `path`, the block's first draft tokens. Raises OutriderError if it cannot tell."""
 
 
 class _NoChoiceError(Exception):
@@ -43,12 +42,17 @@ class _NoChoiceError(Exception):
 
 @torch.no_grad()
 def verify_blocks(
-    logits: Tensor, blocks: Sequence[Block], grammars: Sequence[Grammar | None] | None = None
+    logits: Tensor,
+    blocks: Sequence[Block],
+    grammars: Sequence[Grammar | None] | None = None,
+    *,
+    at_once: bool | None = None,
 ) -> list[VerificationResult]:
     """Decide all blocks of a pass.
 
     logits: [N, V], any float type, where block i owns the next len(drafts) + 1 rows.
     grammars: one per block, or None where the answer is free.
+    at_once: read all rows together, as suits a device; None asks the logits where they are.
 
     Raises ValueError if the rows do not add up. A block for which no token can be chosen gets a result with an
     `error` (InvalidSettingError if its settings leave nothing, EngineError if the model returned no numbers).
@@ -57,108 +61,119 @@ def verify_blocks(
     if rows != logits.shape[0]:
         raise ValueError(f"{rows} rows of logits are needed for these blocks, not {logits.shape[0]}")
     verifier = _Pass(logits)
-    start = 0
+    starts = list(accumulate((len(block.drafts) + 1 for block in blocks), initial=0))
     outcomes = []
-    ready = verifier.choose_all(blocks, grammars)
+    at_once = logits.device.type != "cpu" if at_once is None else at_once
+    program = RowProgram(logits, at_once=at_once)
+    every = rows_of_blocks(blocks, grammars, verifier.size)
+    ready = choose(program, every, at_once=at_once)
+    drawn = draw(program, every) if at_once else {}
     for number, block in enumerate(blocks):
         choices = ready.get(number)
         outcome = _settled(block, choices) if choices is not None else None
         if outcome is None:
             grammar = grammars[number] if grammars is not None else None
-            outcome = _Decider(verifier, block, start, grammar, choices).decide()
+            outcome = _Decider(verifier, block, starts[number], grammar, choices, drawn.get(number)).decide()
         outcomes.append(outcome)
-        start += len(block.drafts) + 1
+    if any(block.sampling.logprobs is not None for block in blocks):
+        _add_alternatives(program, outcomes, blocks, starts, at_once=at_once)
     return outcomes
+
+
+@torch.no_grad()
+def verify_alone(logits: Tensor, block: Block, grammar: Grammar | None = None) -> VerificationResult:
+    """Decide one block [k + 1, V] row by row, each with scalar code: the reference for what is read from many rows.
+
+    The same code decides in production where margins are asked for, where a token cannot be chosen (it tells why), and
+    under the rules that need p.
+    """
+    result = _Decider(_Pass(logits), block, 0, grammar).decide()
+    _add_alternatives(RowProgram(logits, at_once=False), [result], [block], [0], at_once=False)
+    return result
+
+
+def _add_alternatives(
+    program: RowProgram,
+    results: Sequence[VerificationResult],
+    blocks: Sequence[Block],
+    starts: Sequence[int],
+    *,
+    at_once: bool,
+) -> None:
+    """Log-probabilities by the model's own logits, where they are asked for."""
+    told = [
+        (result, block, _rows_of(result, block, start))
+        for result, block, start in zip(results, blocks, starts, strict=False)
+        if block.sampling.logprobs is not None
+    ]
+    tokens = {row: token for result, _, rows in told for row, token in zip(rows, result.tokens, strict=True)}
+    most = max(block.sampling.logprobs or 0 for block in blocks)
+    reading = LogProbabilities(tokens, most, at_once=at_once)
+    as_it_is = EditedRow(SamplingSettings(temperature=0))
+    read = program.read([LogitsRow(index, 0, as_it_is) for index in tokens], reading)
+    found = {index: reading.parts(row) for index, row in zip(tokens, read, strict=True)}
+    for result, block, rows in told:
+        each = [found[row] for row in rows]
+        result.alternatives = tuple(Alternatives(logprob, top[: block.sampling.logprobs]) for logprob, top in each)
+
+
+def _rows_of(result: VerificationResult, block: Block, start: int) -> list[int]:
+    """The row of logits from which each committed token came."""
+    if not block.parents:
+        return [start + i for i in range(len(result.tokens))]
+    path = draft_tree.follow(block.drafts, block.parents, result.tokens[: result.accepted])
+    return [start, *(start + node + 1 for node in path)][: len(result.tokens)]
 
 
 class _Pass:
     """What the blocks of a pass share: the logits, and the noise buffers."""
 
     def __init__(self, logits: Tensor) -> None:
-        self.logits = logits if logits.dtype == torch.float64 else logits.float()
+        self._logits = logits
+        self.dtype = logits.dtype if logits.dtype == torch.float64 else torch.float32
         self.size = logits.shape[1]
         self.on_cpu = logits.device.type == "cpu"
         self._race: GumbelMax | None = None
+
+    def row(self, n: int) -> Tensor:
+        """The model's own logits [V], which may be a view."""
+        return self._logits[n].to(self.dtype)
 
     @property
     def race(self) -> GumbelMax:
         """Made when the first row needs noise."""
         if self._race is None:
-            self._race = GumbelMax(self.size, self.logits.dtype, self.logits.device)
+            self._race = GumbelMax(self.size, self.dtype, self._logits.device)
         return self._race
-
-    def choose_all(self, blocks: Sequence[Block], grammars: Sequence[Grammar | None] | None) -> dict[int, list[int]]:
-        """All simple blocks' choices in one go, by block: a launch, or a call, costs more than a row's arithmetic.
-
-        Noise costs more than a call, so on a CPU rows that need it are worked on as far as they are asked for.
-        """
-        numbers: list[int] = []
-        rows: list[int] = []
-        temperatures: list[float] = []
-        keys: list[int] = []
-        start = 0
-        for number, block in enumerate(blocks):
-            free = grammars is None or grammars[number] is None
-            greedy = block.sampling.greedy
-            if free and _is_simple(block) and (greedy or not self.on_cpu):
-                numbers.append(number)
-                rows.extend(range(start, start + len(block.drafts) + 1))
-                for i in range(len(block.drafts) + 1):
-                    temperatures.append(0.0 if greedy else block.sampling.temperature)
-                    keys.append(0 if greedy else row_key(block.seed, block.position + i))
-            start += len(block.drafts) + 1
-        if not rows:
-            return {}
-        scores = self.logits if len(rows) == self.logits.shape[0] else self.logits[rows]
-        if any(temperatures):
-            heat = torch.tensor(temperatures, dtype=scores.dtype, device=scores.device)[:, None]
-            source = NoiseSource(self.size, scores.dtype, len(rows), scores.device)
-            scores = torch.addcmul(scores, source.negated(keys), heat, value=-1)
-        chosen = self._best(scores)
-        ready: dict[int, list[int]] = {}
-        at = 0
-        for number in numbers:
-            count = len(blocks[number].drafts) + 1
-            ready[number] = chosen[at : at + count]
-            at += count
-        return ready
-
-    def _best(self, scores: Tensor) -> list[int]:
-        """The best token of each row [N, V]; -1 where it has no finite score."""
-        if self.on_cpu:  # NumPy's argmax is vectorised, torch's on a CPU is not
-            rows = scores.numpy()
-            places = rows.argmax(-1)
-            finite = np.isfinite(rows[np.arange(len(rows)), places])
-            found: list[int] = np.where(finite, places, -1).tolist()
-            return found
-        best, tokens = scores.max(-1)
-        return list(torch.where(best.isfinite(), tokens, -1).tolist())
-
-
-def _is_simple(block: Block) -> bool:
-    """Whether a row's choice is argmax(logits + temperature * noise)."""
-    settings = block.sampling
-    if sampling.adjusts(settings) or settings.margins:
-        return False
-    return settings.greedy or (block.rule == "coupled" and not sampling.filters(settings))
 
 
 def _settled(block: Block, choices: Sequence[int]) -> VerificationResult | None:
-    """What becomes of a simple block whose choices are made; None if a score is unusable, or more is to be told."""
-    if block.sampling.logprobs is not None:
+    """What becomes of a block whose choices are made; None if a score is unusable."""
+    path = draft_tree.walk(block.drafts, block.parents, choices)
+    last = choices[path[-1] + 1 if path else 0]
+    if last < 0:  # the walk ends at the first unusable score, or past a draft token that is none
         return None
-    tau = acceptance.coupled(choices, block.drafts)
-    if min(choices[: tau + 1]) < 0:
-        return None
-    tokens = (*block.drafts[:tau], choices[tau])
-    return VerificationResult(block.sequence, block.position, tokens, len(block.drafts), tau)
+    tokens = (*(block.drafts[node] for node in path), last)
+    return VerificationResult(block.sequence, block.position, tokens, len(block.drafts), len(path))
 
 
 class _Decider:
-    """One block of a pass. Rows are worked on when a rule asks for them, in order."""
+    """One block of a pass. Rows are worked on when a rule asks for them, in order, and are not known already.
+
+    Places count tokens from the block's first position on. Of a tree, the rows are those of the nodes that the walk has
+    come to: place i is the row of the i-th accepted node, and the history is the branch's own.
+
+    ready: the target's own tokens by row, -1 where they are to be found out. drawn: what a probabilistic rule decided.
+    """
 
     def __init__(
-        self, verifier: _Pass, block: Block, start: int, grammar: Grammar | None, ready: list[int] | None
+        self,
+        verifier: _Pass,
+        block: Block,
+        start: int,
+        grammar: Grammar | None = None,
+        ready: list[int] | None = None,
+        drawn: tuple[int, int] | None = None,
     ) -> None:
         self._pass = verifier
         self._block = block
@@ -167,10 +182,14 @@ class _Decider:
         # An id that the target does not have is a token of probability zero: the block ends before it.
         inside = [0 <= token < verifier.size for token in block.drafts]
         self._drafts = list(block.drafts[: inside.index(False)] if False in inside else block.drafts)
+        self._rows: list[int] = list(range(len(self._drafts) + 1))
+        if block.parents:
+            self._drafts, self._rows = [], [0]
         self._adjusts = sampling.adjusts(block.sampling)
         self._history = sampling.History(block.prompt, block.output, block.sampling) if self._adjusts else None
         self._grammar = grammar
         self._ready = ready
+        self._drawn = drawn
         self._adjusted: list[Tensor] = []
         self._choices: dict[int, int] = {}
         self._margins: dict[int, float] = {}
@@ -192,35 +211,45 @@ class _Decider:
             tuple(tokens),
             len(block.drafts),
             tau,
-            alternatives=self._alternatives(tokens),
             margins=self._gaps(tokens),
             error=error,
-            rejected=tuple(block.drafts[tau:]) if self._settings.margins and error is None else (),
+            rejected=self._rejected(tokens[:tau]) if self._settings.margins and error is None else (),
         )
+
+    def _rejected(self, accepted: Sequence[int]) -> tuple[int, ...]:
+        return draft_tree.rejected(self._block.drafts, self._block.parents, accepted)
 
     def _apply_rule(self) -> tuple[int, int]:
         block, drafts = self._block, self._drafts
-        if self._settings.greedy or block.rule == "coupled":
+        if self._drawn is not None:
+            return self._drawn
+        if block.parents:
+            tau = len(draft_tree.walk(block.drafts, block.parents, _Lazy(self._choice_at)))
+            return tau, self.choice(tau)
+        if is_choice(block):
             tau = acceptance.coupled(_Lazy(self.choice), drafts)
             return tau, self.choice(tau)
         if block.rule == "typical":
             tau = acceptance.typical(_Lazy(self.p), _Lazy(self.choice), drafts)
             return tau, self.choice(tau)
-        supports = [*block.supports, *[None] * len(drafts)][: len(drafts)]
-        q = [acceptance.usable_support(s, x, self._pass.size) for s, x in zip(supports, drafts, strict=True)]
-        # Block verification looks at numbers past tau, so they belong to this pass: its first position is their salt.
-        salt = block.position if block.rule == "block" else 0
-        eta = [uniform(block.seed, block.position + i, Stream.ACCEPTANCE, salt) for i in range(len(drafts))]
+        q, eta = drafts_and_chances(block, drafts, self._pass.size)
         rule = acceptance.block if block.rule == "block" else acceptance.rejection
         decision = rule(_Lazy(self.p), q, drafts, eta)
         key = self._key(decision.tau, Stream.CORRECTION)
         return decision.tau, self._pass.race.draw(decision.y, key)
 
+    def _choice_at(self, row: int) -> int:
+        """The target's own token at a row of a tree, which is the next one of the walk."""
+        if row:
+            self._drafts.append(self._block.drafts[row - 1])
+            self._rows.append(row)
+        return self.choice(len(self._drafts))
+
     def choice(self, i: int) -> int:
-        """The target's own token at row i: greedy, or with the shared noise."""
+        """The target's own token at place i: greedy, or with the shared noise."""
         if i not in self._choices:
-            if self._ready is not None and self._ready[i] >= 0:
-                self._choices[i] = self._ready[i]
+            if self._ready is not None and self._ready[self._rows[i]] >= 0:
+                self._choices[i] = self._ready[self._rows[i]]
             elif self._settings.greedy:
                 self._choices[i] = self._greedily(self._row(i), i)
             else:
@@ -237,7 +266,7 @@ class _Decider:
         """Adjusted logits [V] at row i, which hold a finite maximum."""
         while len(self._adjusted) <= i:
             n = len(self._adjusted)
-            row = self._pass.logits[self._start + n]
+            row = self._logits(n)
             if self._grammar is not None:
                 row = row.masked_fill(~self._allowed(self._grammar, n).to(row.device), -torch.inf)
             if self._history is not None:
@@ -249,6 +278,10 @@ class _Decider:
             self._check(row, n)
         return self._adjusted[i]
 
+    def _logits(self, i: int) -> Tensor:
+        """The model's own logits [V] at place i."""
+        return self._pass.row(self._start + self._rows[i])
+
     def _allowed(self, grammar: Grammar, n: int) -> Tensor:
         try:
             return grammar.mask(self._drafts[:n])
@@ -258,7 +291,7 @@ class _Decider:
     def _check(self, row: Tensor, n: int) -> None:
         best = sampling.largest(row)
         if best == -torch.inf:
-            raw = float(self._pass.logits[self._start + n].amax())
+            raw = float(self._logits(n).amax())
             if raw != -torch.inf:
                 raise _NoChoiceError(self._unsatisfiable(n))
         if not -torch.inf < best < torch.inf:
@@ -312,22 +345,9 @@ class _Decider:
 
     def _gaps(self, tokens: Sequence[int]) -> tuple[float, ...]:
         """The smallest change of a logit that makes another choice; only where tokens are choices, not draws."""
-        deterministic = self._settings.greedy or self._block.rule == "coupled"
-        if not (self._settings.margins and deterministic):
+        if not (self._settings.margins and is_choice(self._block)):
             return ()
         return tuple(self._margins[i] for i in range(len(tokens)))
-
-    def _alternatives(self, tokens: Sequence[int]) -> tuple[Alternatives, ...]:
-        count = self._settings.logprobs
-        if count is None or not tokens:
-            return ()
-        return tuple(self._view(self._pass.logits[self._start + i], token, count) for i, token in enumerate(tokens))
-
-    @staticmethod
-    def _view(row: Tensor, token: int, count: int) -> Alternatives:
-        """By the model's own logits."""
-        logprob, best = sampling.log_probabilities(row, token, count)
-        return Alternatives(logprob, tuple(best))
 
 
 def _most_perturbed(scaled: Tensor, key: int, ids: Tensor) -> int:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from actors.algorithms.outcome_tree import Forest
-from actors.engines.protocol import DraftModel, ModelCard, ReportsFacts
+from actors.engines.protocol import DraftModel, FeatureReader, ModelCard, ReportsFacts
 from actors.errors import OverloadedError, RequestError
 from actors.messages import Cancel, CommitUpdate, DraftMessage, Expansion, OpenSequence, ProposalBatch, prefix_key
 from actors.replica.pass_metrics import StepMetrics
@@ -86,6 +86,8 @@ class DraftActor(Replica[DraftMessage, ProposalBatch]):
         else:
             if progress:
                 self._model.advance(name, commit.tokens[-progress:])
+            if commit.features is not None and isinstance(self._model, FeatureReader):
+                self._model.read_features(name, commit.features)
             self._forest.set_weight(name, 0.0 if commit.declined else 1.0)
 
     def _close(self, sequences: Sequence[str]) -> None:
@@ -119,7 +121,7 @@ class DraftActor(Replica[DraftMessage, ProposalBatch]):
         self._forest.observe_step(len(requests), seconds)
         grown = self._forest.grow(answers)
         if requests:
-            drafted = sum(len(e.tokens) for expansions in grown.values() for e in expansions)
+            drafted = sum(map(len, grown.values()))  # of each node its first guess; alternatives come on top
             self._metrics.step_done(seconds=seconds, drafted=drafted, sequences=len(self._owners))
         return self._batches(grown, seconds, len(requests))
 

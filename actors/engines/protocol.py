@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from actors.algorithms.draft_tree import is_path
+from actors.features import Features
 from actors.messages import OpenSequence, Support, VerificationResult
 
 
@@ -26,23 +28,36 @@ class ModelCard:
     slots: int
     eos: tuple[int, ...] = ()
     fingerprint: str = ""
+    trees: bool = False
+    """A target that verifies trees; others are given the best path."""
+    features: str = ""
+    """Of a target: what it fuses its hidden states with; of a draft: what it must be fed with. Empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A path of draft tokens past a committed prefix, ready to be verified. Empty means plain decoding."""
+    """A path or tree of draft tokens past a committed prefix, ready to be verified. Empty means plain decoding."""
 
     tokens: tuple[int, ...] = ()
     confidences: tuple[float, ...] = ()
-    """Per token, given that those before it are accepted."""
+    """Per token, given that those before it on its path are accepted."""
     supports: tuple[Support, ...] = ()
     """q at each token, for the probabilistic rules; empty for the others."""
+    parents: tuple[int, ...] = ()
+    """Of a tree: the index of each token's parent, -1 for the committed prefix (algorithms/draft_tree.py). A path has
+    none. Nodes come by their chance to be reached, so that the first ones are the best."""
 
     def cut(self, length: int) -> Proposal:
-        """Its first `length` tokens."""
+        """Its first `length` tokens; a tree that is a path then becomes one."""
         if length >= len(self.tokens):
             return self
-        return Proposal(self.tokens[:length], self.confidences[:length], self.supports[:length])
+        parents = self.parents[:length]
+        return Proposal(
+            self.tokens[:length],
+            self.confidences[:length],
+            self.supports[:length],
+            () if is_path(parents) else parents,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +65,7 @@ class Row:
     """One sequence's part of one target pass.
 
     tokens: to be run through the model past what is cached: a chunk of the prompt, or the last committed token
-        followed by the draft tokens.
+        followed by the draft tokens, those of a tree in its own order.
     start: absolute position of tokens[0].
     proposal: the draft tokens at the end of `tokens`.
     decide: False while more of the prompt is to come (no token is chosen).
@@ -68,7 +83,7 @@ class TargetModel(Protocol):
 
     `attach` gives it a slot's request and `record` the tokens committed, which it needs for penalties and grammars.
     Rollback is by length: a later Row for the slot starts where the committed prefix ends, and what was cached past
-    that is overwritten.
+    that is overwritten. Of a tree, `forward` leaves the accepted path where a path would have been.
     """
 
     def card(self) -> ModelCard: ...
@@ -140,3 +155,11 @@ class ReportsFacts(Protocol):
     """A draft that has figures of its own for `outrider status`."""
 
     def facts(self) -> dict[str, float]: ...
+
+
+@runtime_checkable
+class FeatureReader(Protocol):
+    """A draft that can use the target's hidden states. Not part of DraftModel: most drafts have no use for them."""
+
+    def read_features(self, sequence: str, features: Features) -> None:
+        """Take what came with a commit, early, late, twice or not at all. Never raises for what it cannot use."""

@@ -20,6 +20,10 @@ _LONG_TEXT = 20_000
 class Codec(Protocol):
     """What is needed of actors.text.codec.TextCodec."""
 
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """Tokens that are no text, by how they are written."""
+
     def encode(self, text: str, limit: int | None = None, special: bool = True) -> tuple[int, ...]: ...
 
     def encode_chat(
@@ -29,7 +33,9 @@ class Codec(Protocol):
         limit: int | None = None,
     ) -> tuple[int, ...]: ...
 
-    def stream(self, prompt: Sequence[int], stop: Sequence[str] = (), min_tokens: int = 0) -> TextStream: ...
+    def stream(
+        self, prompt: Sequence[int], stop: Sequence[str] = (), min_tokens: int = 0, special: bool = False
+    ) -> TextStream: ...
 
 
 class Admission:
@@ -59,7 +65,7 @@ class Admission:
         sampling = self._settle(request.sampling, room)
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
         opening = OpenSequence(request.id, prompt, sampling, seed, request.committed, request.owner)
-        text = self._codec.stream(prompt, sampling.stop, sampling.min_tokens)
+        text = self._codec.stream(prompt, sampling.stop, sampling.min_tokens, not sampling.skip_special_tokens)
         text.push(request.committed)
         return Session(request, opening, [*prompt, *request.committed], text)
 
@@ -88,9 +94,33 @@ class Admission:
         self._check_ids(sampling.prediction, "prediction")
         if sampling.allowed_token_ids == ():
             raise InvalidSettingError("allowed_token_ids is empty: nothing could be said", "allowed_token_ids")
+        ends = self._special_stops(sampling)
+        if ends:
+            sampling = sampling.model_copy(update={"stop_token_ids": (*sampling.stop_token_ids, *ends)})
         if sampling.max_tokens <= room:
             return sampling
         return sampling.model_copy(update={"max_tokens": room, "min_tokens": min(sampling.min_tokens, room)})
+
+    def _special_stops(self, sampling: SamplingSettings) -> list[int]:
+        """Ids of the stop strings that are special tokens: these never appear in a text that leaves them out.
+
+        Raises InvalidSettingError for a stop string with a special token and something else in it.
+        """
+        if not sampling.skip_special_tokens:
+            return []
+        special, ids = self._codec.special_tokens, []
+        for stop in sampling.stop:
+            if stop in special:
+                ids.append(special[stop])
+                continue
+            within = next((token for token in special if token in stop), None)
+            if within is not None:
+                raise InvalidSettingError(
+                    f"stop: {stop!r} never appears in an answer, because {within!r} is a special token and left out of "
+                    f"the text; send stop_token_ids: [{special[within]}], or skip_special_tokens: false",
+                    "stop",
+                )
+        return [id_ for id_ in dict.fromkeys(ids) if id_ not in sampling.stop_token_ids]
 
     def _check_ids(self, tokens: Sequence[int] | Mapping[int, float], param: str) -> None:
         for token in tokens:

@@ -116,4 +116,7 @@ def mismatch(target: ModelCard, draft: ModelCard) -> str | None:
             "draft and target have vocabularies of the same size but their ids stand for different tokens: "
             "use a draft made for this target's tokenizer"
         )
+    if draft.features and draft.features != target.features:
+        told = "fused in another way than it was trained with" if target.features else "not at all"
+        return f"the draft reads the target's hidden states, and gets them {told}: set target and draft up together"
     return None

@@ -88,7 +88,7 @@ class Session:
             self.alternatives.extend(result.alternatives)
         self.ended = result.finish is not None
         self.events.put_nowait(result)
-        return CommitUpdate(result.sequence, result.position, result.tokens, result.declined)
+        return CommitUpdate(result.sequence, result.position, result.tokens, result.declined, result.features)
 
     async def step(self) -> Delta:
         """The next step of the answer: all that was decided since the last one.

@@ -146,7 +146,8 @@ class PassMetrics:
             self._inter_token += _SMOOTHING * (whole * rows / committed - self._inter_token)
             self._reside(rows * whole, sum(r.finish is not None for r in results))
         if report.plain_seconds > 0 and report.seconds > 0 and results:
-            gain = (committed / report.seconds) / (len(results) / report.plain_seconds)
+            taken = report.form_seconds + report.seconds + report.commit_seconds
+            gain = (committed / taken) / (len(results) / report.plain_seconds)
             self._gain = gain if self._gain is None else self._gain + _SMOOTHING * (gain - self._gain)
             recorder.set(telemetry.SPECULATION_GAIN, self._gain)
 

@@ -48,7 +48,7 @@ class TargetActor(Replica[TargetMessage, VerificationBatch]):
     def _prepare(self) -> ModelCard:
         model = self._make_model()
         card = model.card()
-        self._broker = ProposalBroker(self._settings, card.vocabulary, self._clock)
+        self._broker = ProposalBroker(self._settings, card.vocabulary, self._clock, trees=card.trees)
         self._metrics = PassMetrics(self._recorder, self._settings)
         self._scheduler = Scheduler(model, self._settings, self._broker, self._clock)
         return card

@@ -35,6 +35,11 @@ SILENT = 64
 """Passes without any drafts after which none are expected."""
 
 
+LONGEST_PASS_S = 5.0
+"""Holds are bounded by what passes take (hold_policy.py); an engine whose passes take longer than this stops waiting
+for the answer, which costs drafts and no token."""
+
+
 class PassExchange:
     """Answers one engine.
 
@@ -117,7 +122,8 @@ class PassExchange:
     @property
     def longest_hold_s(self) -> float:
         """No answer takes longer than this and the answering itself."""
-        return self._settings.lookahead.max_wait_ms / 1e3
+        cap = self._settings.lookahead.max_wait_ms
+        return LONGEST_PASS_S if cap is None else cap / 1e3
 
     @property
     def positions(self) -> int:

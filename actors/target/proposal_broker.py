@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from actors.algorithms.control.lookahead import LookaheadController
+from actors.algorithms.draft_tree import branch_chances, branch_points, follow, main_path
 from actors.engines.protocol import Proposal
 from actors.messages import OpenSequence, ProposalBatch, VerificationResult
 from actors.settings import TargetSettings
@@ -30,10 +31,17 @@ class _Sequence:
     """Drafts that continue what the last pass committed may come before the draft hears of it."""
 
 
+MOST_IN_PASS = 1024
+"""Nodes of all sequences that are looked at for one pass: ranking takes a few microseconds a node. Where that is not
+even a whole path for each, in batches of a hundred or so, alternatives hardly ever pay, and the best paths are taken,
+which are kept from pass to pass."""
+
+
 class ProposalBroker:
     """Drafts for the sequences of one target. Used from one thread at a time.
 
-    clock: monotonic seconds. controller: decides how much is verified; one by `settings` unless it is given.
+    clock: monotonic seconds. controller: decides how much is verified; one by `settings` unless it is given. trees: the
+    engine verifies trees; they are proposed under the coupled rule, where no choice of nodes changes a token.
     """
 
     def __init__(
@@ -42,8 +50,15 @@ class ProposalBroker:
         vocabulary: int,
         clock: Callable[[], float],
         controller: LookaheadController | None = None,
+        *,
+        trees: bool = False,
     ) -> None:
-        self.mailbox = Mailbox(vocabulary)
+        lookahead = settings.lookahead
+        self._tree_nodes = (
+            lookahead.tree if trees and settings.rule == "coupled" and lookahead.mode == "adaptive" else 0
+        )
+        """Most nodes of a sequence in a pass; 0: the best path."""
+        self.mailbox = Mailbox(vocabulary, context=settings.context)
         self.controller = controller or LookaheadController(settings.lookahead, settings.rule)
         self._settings = settings
         self._clock = clock
@@ -121,8 +136,10 @@ class ProposalBroker:
 
         wanting: sequences of the pass with room for drafts; unknown ones are ignored. rows: of the pass that decide.
         """
-        paths = {name: self.mailbox.path(name, self.room(name)) for name in wanting if name in self._sequences}
-        lookahead = self.controller.plan({name: path.confidences for name, path in paths.items()}, rows)
+        most = min(self._tree_nodes, MOST_IN_PASS // max(rows, 1))
+        paths = {name: self._at_hand(name, most) for name in wanting if name in self._sequences}
+        trees = {name: path.parents for name, path in paths.items() if path.parents}
+        lookahead = self.controller.plan({name: path.confidences for name, path in paths.items()}, rows, trees)
         proposals: dict[str, Proposal] = {}
         for name, path in paths.items():
             state, k = self._sequences[name], lookahead[name]
@@ -132,6 +149,13 @@ class ProposalBroker:
             if k:
                 proposals[name] = state.proposal
         return proposals
+
+    def _at_hand(self, name: str, most: int) -> Proposal:
+        """The drafts that may be verified, best first."""
+        room = self.room(name)
+        if most > self._settings.lookahead.maximum:
+            return self.mailbox.tree(name, most, room, self.controller.least_reach)
+        return self.mailbox.path(name, room)
 
     def commit(self, result: VerificationResult) -> bool:
         """A pass has ended for one sequence: learn from it, move the committed prefix on, mark `result`.
@@ -146,10 +170,21 @@ class ProposalBroker:
         if result.position > state.length:
             self.mailbox.close(name)
         result.declined, result.starved = state.declined, state.starved
+        chances = _on_path(state.proposal, result)[: result.proposed]
         if result.proposed and result.error is None:
-            verified = state.proposal.confidences[: result.proposed]
-            self.controller.observe_block(name, verified, min(result.accepted, result.proposed))
+            self.controller.observe_block(name, chances, min(result.accepted, result.proposed), len(result.branches))
         state.proposal, state.declined, state.starved = NOTHING, False, False
         state.length = result.position + len(result.tokens)
         state.is_foreseen = self.mailbox.commit(name, result.tokens)
         return True
+
+
+def _on_path(proposal: Proposal, result: VerificationResult) -> Sequence[float]:
+    """The chance that a draft token is accepted, at each place on the path. Of a tree, `result` is told its path."""
+    tokens, parents = proposal.tokens, proposal.parents
+    if not parents:
+        return proposal.confidences
+    path = follow(tokens, parents, result.tokens[: result.accepted])
+    result.proposed = len(path) + len(main_path(parents, path[-1] if path else -1))
+    result.branches = tuple(branch_points(parents, path))
+    return branch_chances(proposal.confidences, parents, path)

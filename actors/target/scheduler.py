@@ -202,6 +202,7 @@ class Scheduler:
         return self._model.forward([turn.row() for turn in turns]) if turns else []
 
     def _commit(self, turns: list[_Turn], results: list[VerificationResult | None], report: PassReport) -> None:
+        verified = self._clock()
         refusals, self._refusals = self._refusals, []
         for owner, refusal in refusals:
             report.add(owner, refusal)
@@ -216,7 +217,9 @@ class Scheduler:
         prompt = sum(turn.prompt for turn in turns)
         controller = self._broker.controller
         report.plain_seconds = controller.cost(sum(turn.decide for turn in turns), prompt)
-        controller.observe_pass(report.tokens - prompt, len(turns), report.seconds, prompt)
+        # What forming and committing take grows with the drafts, too, and is time of the pass all the same.
+        around = report.form_seconds + self._clock() - verified
+        controller.observe_pass(report.tokens - prompt, len(turns), report.seconds + around, prompt)
 
     def _settle(self, sequence: _Sequence, result: VerificationResult) -> None:
         """Cut a result at a stop, move the committed prefix on, end what is done."""

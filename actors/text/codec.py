@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-from actors.errors import PromptError, PromptTooLongError
+from actors.errors import InvalidSettingError, PromptError, PromptTooLongError
+from actors.text import tool_prompt
 from actors.text.stop_strings import StopMatcher
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -72,6 +73,26 @@ class TextStream:
         return self._matcher.flush() + self._detokeniser.flush()
 
 
+_PROBE = "zqxprobe"
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What a chat template has a place for."""
+
+    tools: bool
+    system: bool
+    calls: bool
+    results: bool
+
+
+def _template_errors() -> tuple[type[Exception], ...]:
+    """What a chat template fails with that cannot be filled."""
+    from jinja2.exceptions import TemplateError
+
+    return (TemplateError, TypeError, KeyError, ValueError)
+
+
 class TextCodec:
     """Encoder and decoder over one transformers tokenizer. Safe to use from several threads."""
 
@@ -125,23 +146,64 @@ class TextCodec:
     def render_chat(
         self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] | None = None
     ) -> str:
-        """The conversation as the model reads it. Raises PromptError like `encode_chat`."""
+        """The conversation as the model reads it. What the template has no place for (tools, calls, their results) is
+        written into the messages.
+
+        Raises PromptError like `encode_chat`, InvalidSettingError when tools cannot be told in any way.
+        """
         if not messages:
             raise PromptError("messages is empty: send at least one message", "messages")
         if not getattr(self._tokenizer, "chat_template", None):
             raise PromptError("this model has no chat template; use /v1/completions", "messages")
-        from jinja2.exceptions import TemplateError
-
+        plain = [_plain(message) for message in messages]
+        if any(message.get("tool_calls") for message in plain) and not self._shows.calls:
+            plain = [tool_prompt.with_written_calls(message) for message in plain]
+        if any(message.get("role") == "tool" for message in plain) and not self._shows.results:
+            plain = [tool_prompt.as_user(message) for message in plain]
+        if tools and not self._shows.tools:
+            if not self._shows.system:
+                raise InvalidSettingError("this model's chat template has no place for tools", "tools")
+            plain, tools = tool_prompt.with_tools(plain, tools), None
         try:
-            rendered: str = self._tokenizer.apply_chat_template(
-                [_plain(message) for message in messages],
-                tools=list(tools) if tools else None,
-                add_generation_prompt=True,
-                tokenize=False,
-            )
-        except (TemplateError, TypeError, KeyError, ValueError) as error:
+            return self._filled(plain, tools)
+        except _template_errors() as error:
             raise PromptError(f"the model's chat template refuses these messages: {error}", "messages") from error
+
+    def _filled(
+        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] | None = None
+    ) -> str:
+        rendered: str = self._tokenizer.apply_chat_template(
+            list(messages), tools=list(tools) if tools else None, add_generation_prompt=True, tokenize=False
+        )
         return rendered
+
+    @cached_property
+    def _shows(self) -> _Shown:
+        """Found out by filling the template with words that can only come from their place."""
+
+        def shown(*messages: dict[str, object], tools: Sequence[Mapping[str, object]] | None = None) -> bool:
+            try:
+                return _PROBE in self._filled(messages, tools)
+            except _template_errors():
+                return False
+
+        user: dict[str, object] = {"role": "user", "content": "x"}
+        function = {"name": _PROBE, "description": "x", "parameters": {"type": "object", "properties": {}}}
+        call = {"id": "call00000", "type": "function", "function": {"name": _PROBE, "arguments": {}}}
+        calling: dict[str, object] = {"role": "assistant", "content": "", "tool_calls": [call]}
+        plain_call = {**call, "function": {"name": "x", "arguments": {}}}
+        result: dict[str, object] = {"role": "tool", "tool_call_id": "call00000", "name": "x", "content": _PROBE}
+        return _Shown(
+            tools=shown(user, tools=[{"type": "function", "function": function}]),
+            system=shown({"role": "system", "content": _PROBE}, user),
+            calls=shown(user, calling, {**result, "content": "x"}),
+            results=shown(user, {**calling, "tool_calls": [plain_call]}, result),
+        )
+
+    @cached_property
+    def special_tokens(self) -> Mapping[str, int]:
+        """Special tokens by how they are written."""
+        return {str(content): id_ for id_, content in self._added.items() if id_ in self._special}
 
     def describe(self) -> dict[str, object]:
         """What a client must know to use this tokenizer from afar, in the words of tokenizer_config.json."""
@@ -153,9 +215,9 @@ class TextCodec:
             "vocab_size": self.vocabulary,
         }
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Text of `tokens`, without special tokens."""
-        stream = self.stream((), ())
+    def decode(self, tokens: Sequence[int], special: bool = False) -> str:
+        """Text of `tokens`, without special tokens unless asked for."""
+        stream = self.stream((), (), special=special)
         return "".join(stream.push(tokens).texts) + stream.flush()
 
     def piece(self, token: int) -> bytes:
@@ -165,18 +227,27 @@ class TextCodec:
             known = self._pieces[token] = self._look_up(token)
         return known
 
-    def stream(self, prompt: Sequence[int], stop: Sequence[str] = (), min_tokens: int = 0) -> TextStream:
-        """A stream for one answer to `prompt`, whose last tokens decide whether a leading space is shown."""
-        detokeniser = _ByteDetokeniser(self) if self._byte_level else _WindowDetokeniser(self, prompt)
+    def stream(
+        self, prompt: Sequence[int], stop: Sequence[str] = (), min_tokens: int = 0, special: bool = False
+    ) -> TextStream:
+        """A stream for one answer to `prompt`, whose last tokens decide whether a leading space is shown.
+
+        special: whether special tokens are part of the text.
+        """
+        detokeniser: Detokeniser = (
+            _ByteDetokeniser(self, special) if self._byte_level else _WindowDetokeniser(self, prompt, special)
+        )
         return TextStream(detokeniser, stop, min_tokens)
 
     def is_special(self, token: int) -> bool:
         """Whether `token` is left out of the text."""
         return token in self._special
 
-    def window(self, tokens: Sequence[int]) -> str:
+    def window(self, tokens: Sequence[int], special: bool = False) -> str:
         """One-shot decode of a few tokens."""
-        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text: str = self._tokenizer.decode(
+            list(tokens), skip_special_tokens=not special, clean_up_tokenization_spaces=False
+        )
         return text
 
     @cached_property
@@ -216,12 +287,14 @@ class TextCodec:
 class _ByteDetokeniser:
     """For byte-level vocabularies: exact, and independent of what came before."""
 
-    def __init__(self, codec: TextCodec) -> None:
+    def __init__(self, codec: TextCodec, special: bool) -> None:
         self._codec = codec
+        self._special = special
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token: int) -> str:
-        return "" if self._codec.is_special(token) else self._decoder.decode(self._codec.piece(token))
+        hidden = not self._special and self._codec.is_special(token)
+        return "" if hidden else self._decoder.decode(self._codec.piece(token))
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
@@ -233,29 +306,30 @@ class _WindowDetokeniser:
     The window slides to the last token boundary at which the text was whole, so its length is bounded.
     """
 
-    def __init__(self, codec: TextCodec, prompt: Sequence[int]) -> None:
+    def __init__(self, codec: TextCodec, prompt: Sequence[int], special: bool) -> None:
         self._codec = codec
+        self._special = special
         self._window = [token for token in prompt[-2 * _LONGEST_CHARACTER :] if not codec.is_special(token)]
         self._read = len(self._window)
-        self._shown = codec.window(self._window)
+        self._shown = codec.window(self._window, special)
 
     def push(self, token: int) -> str:
-        if self._codec.is_special(token):
+        if not self._special and self._codec.is_special(token):
             return ""
         self._window.append(token)
-        text = self._codec.window(self._window)
+        text = self._codec.window(self._window, self._special)
         if text.endswith(_REPLACEMENT) and len(self._window) - self._read < _LONGEST_CHARACTER:
             return ""
         return self._slide(text)
 
     def flush(self) -> str:
-        return self._slide(self._codec.window(self._window)) if len(self._window) > self._read else ""
+        return self._slide(self._codec.window(self._window, self._special)) if len(self._window) > self._read else ""
 
     def _slide(self, text: str) -> str:
         new = text[len(self._shown) :]
         self._window = self._window[self._read :]
         self._read = len(self._window)
-        self._shown = self._codec.window(self._window)
+        self._shown = self._codec.window(self._window, self._special)
         return new
 
 
@@ -289,8 +363,11 @@ def _plain_call(call: object) -> object:
     if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
         return call
     function = dict(call["function"])
-    try:
-        function["arguments"] = json.loads(function["arguments"])
-    except (KeyError, TypeError, ValueError):
-        return call
+    arguments = function.get("arguments")
+    if isinstance(arguments, str) and arguments.strip():
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return call
+    function["arguments"] = arguments or {}  # absent, empty and null are a call without arguments
     return {**call, "function": function}

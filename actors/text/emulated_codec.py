@@ -5,6 +5,7 @@ Id 17 reads " w17". Text that is no such word is given an id by a hash, so any p
 
 from __future__ import annotations
 
+import json
 import re
 import zlib
 from collections.abc import Mapping, Sequence
@@ -45,14 +46,20 @@ class EmulatedCodec:
         """Roles and contents as plain words."""
         if not messages:
             raise PromptError("messages is empty: send at least one message", "messages")
+        offered = [f"tools: {json.dumps(list(tools))}"] if tools else []
         lines = [f"{message.get('role', 'user')}: {message.get('content') or ''}" for message in messages]
-        return "\n".join([*lines, "assistant:"])
+        return "\n".join([*offered, *lines, "assistant:"])
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """There are none."""
+        return {}
 
     def describe(self) -> dict[str, object]:
         """See TextCodec."""
         return {"tokenizer_class": type(self).__name__, "vocab_size": self.vocabulary}
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Sequence[int], special: bool = False) -> str:
         """Text of `tokens`."""
         return "".join(map(self._text, tokens))
 
@@ -60,7 +67,9 @@ class EmulatedCodec:
         """The bytes of one token."""
         return self._text(token).encode()
 
-    def stream(self, prompt: Sequence[int], stop: Sequence[str] = (), min_tokens: int = 0) -> TextStream:
+    def stream(
+        self, prompt: Sequence[int], stop: Sequence[str] = (), min_tokens: int = 0, special: bool = False
+    ) -> TextStream:
         """A stream for one answer."""
         return TextStream(_WordDetokeniser(self), stop, min_tokens)
 

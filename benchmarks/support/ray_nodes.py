@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Pool = Literal["models", "front"]
 """What a node is for: a target, a draft and an orchestrator; or an ingress replica."""
-PROXY_PORT = "RAY_SERVE_WORKER_PROXY_HTTP_PORT"
+WORKER_PORT = "RAY_SERVE_WORKER_PROXY_HTTP_PORT"
 """Serve's variable for the port of a node's proxy: nodes of one machine would share one, and with it their clients."""
 # Room for one of each: what a lost node held waits for the next node, and does not crowd onto the one that is left.
 # A byte of memory is what orchestrators and ingress replicas take.
@@ -36,7 +36,7 @@ class Node:
         self.port = port
         self._cluster = cluster
         options = {"labels": {"pool": pool}, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
-        with exported({PROXY_PORT: str(port)}):
+        with exported({WORKER_PORT: str(port)}):
             self._node: Any = cluster.add_node(**ROOM[pool], **options)
         self._struck: list[psutil.Process] = []
 

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import platform
-import subprocess
-import sys
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.support.figures import Summary
-
-_PACKAGES = ("ray", "torch", "transformers", "pydantic", "numpy")
-ROOT = Path(__file__).resolve().parents[2]
+from benchmarks.support.goals import Goal
+from benchmarks.support.provenance import provenance
 
 
 @dataclass(slots=True)
@@ -32,20 +25,6 @@ class Row:
     speedup: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """What was wanted and what was measured."""
-
-    text: str
-    value: float
-    wanted: float
-    at_least: bool = True
-
-    @property
-    def reached(self) -> bool:
-        return self.value >= self.wanted if self.at_least else self.value <= self.wanted
-
-
 @dataclass(slots=True)
 class Section:
     """One scenario. `setting`: what was measured, in words and numbers; `notes`: what a reader must know."""
@@ -55,45 +34,6 @@ class Section:
     rows: list[Row] = field(default_factory=list)
     goals: list[Goal] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-
-def provenance() -> dict[str, Any]:
-    """What produced the figures: commit, versions, command line, hardware."""
-    return {
-        "commit": _git("rev-parse", "HEAD"),
-        "changed_files": len(_git("status", "--porcelain", "--untracked-files=no").splitlines()),
-        "argv": sys.argv,
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "packages": {name: _version(name) for name in _PACKAGES},
-        "machine": platform.machine(),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "load_average": [round(value, 2) for value in os.getloadavg()],
-    }
-
-
-def _git(*arguments: str) -> str:
-    try:
-        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
 
 
 def to_json(sections: list[Section]) -> str:
@@ -143,9 +83,7 @@ def show(sections: list[Section], console: Console) -> None:
         if any("share_in_passes" in row.figures for row in section.rows):
             console.print(_lost_table(section))
         for goal in section.goals:
-            mark = "[green]reached[/green]" if goal.reached else "[red]missed[/red]"
-            sign = ">=" if goal.at_least else "<="
-            console.print(f"  {mark}: {goal.text}: {goal.value:.3g} (goal {sign} {goal.wanted:g})")
+            console.print(f"  {goal}", style="green" if goal.reached else "red")
         for note in section.notes:
             console.print(f"  {note}")
 

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from actors.algorithms.draft_tree import follow, main_path
 from actors.draft.actor import DraftActor
 from actors.engines.protocol import DraftModel, Expand, ModelCard, Ranked, Row, TargetModel
 from actors.messages import (
@@ -55,12 +56,13 @@ class PassNote:
 
 @dataclass(slots=True)
 class StepNote:
-    """One draft step. rows: tree nodes expanded; mark: the first of them."""
+    """One draft step. rows: tree nodes expanded; mark: the first of them; cpu_s: processor time of the model thread."""
 
     started: float
     ended: float
     rows: int
     mark: Mark | None = None
+    cpu_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -145,6 +147,15 @@ class _ProbedTargetModel:
         self._model.detach(slot)
 
 
+def _on_path(row: Row, result: VerificationResult) -> int:
+    """Draft tokens on the path that came true and on the most likely one from there."""
+    tokens, parents = row.proposal.tokens, row.proposal.parents
+    if not parents:
+        return len(tokens)
+    path = follow(tokens, parents, result.tokens[: result.accepted])
+    return len(path) + len(main_path(parents, path[-1] if path else -1))
+
+
 class ProbedTarget(_Probed[TargetMessage, VerificationBatch], TargetActor):
     """A target replica that notes its passes, and adds `link_delay_ms` to every delivery."""
 
@@ -175,7 +186,8 @@ class ProbedTarget(_Probed[TargetMessage, VerificationBatch], TargetActor):
         held = 0.0 if self._held_since is None else started - self._held_since
         self._held_since = None
         decided = [(row, outcome) for row, outcome in zip(rows, outcomes, strict=True) if outcome is not None]
-        proposed = sum(len(row.proposal.tokens) for row, _ in decided)
+        nodes = sum(len(row.proposal.tokens) for row, _ in decided)
+        proposed = sum(_on_path(row, outcome) for row, outcome in decided)
         tokens = sum(len(row.tokens) for row in rows)
         self._notes.passes.append(
             PassNote(
@@ -183,12 +195,12 @@ class ProbedTarget(_Probed[TargetMessage, VerificationBatch], TargetActor):
                 ended=ended,
                 rows=len(rows),
                 tokens=tokens,
-                prompt_tokens=tokens - proposed - len(decided),
+                prompt_tokens=tokens - nodes - len(decided),
                 proposed=proposed,
                 accepted=sum(outcome.accepted for _, outcome in decided),
                 committed=sum(len(outcome.tokens) for _, outcome in decided),
                 held_s=held,
-                full=sum(outcome.accepted == len(row.proposal.tokens) for row, outcome in decided),
+                full=sum(outcome.accepted == _on_path(row, outcome) for row, outcome in decided),
             )
         )
 
@@ -215,9 +227,9 @@ class _ProbedDraftModel:
         self._model.open(opening)
 
     def expand(self, requests: Sequence[Expand]) -> list[Ranked]:
-        started = time.monotonic()
+        started, cpu = time.monotonic(), time.thread_time()
         answers = self._model.expand(requests)
-        self._owner.note_step(started, time.monotonic(), len(requests))
+        self._owner.note_step(started, time.monotonic(), len(requests), time.thread_time() - cpu)
         return answers
 
     def advance(self, sequence: str, tokens: Sequence[int]) -> None:
@@ -244,8 +256,8 @@ class ProbedDraft(_Probed[DraftMessage, ProposalBatch], DraftActor):
     def _mark(self, message: DraftMessage) -> Mark | None:
         return (message.sequence, message.position, 0) if isinstance(message, CommitUpdate) else None
 
-    def note_step(self, started: float, ended: float, rows: int) -> None:
-        self._notes.steps.append(StepNote(started, ended, rows))
+    def note_step(self, started: float, ended: float, rows: int, cpu_s: float) -> None:
+        self._notes.steps.append(StepNote(started, ended, rows, cpu_s=cpu_s))
 
     def _work(self) -> dict[str, ProposalBatch]:
         results = super()._work()

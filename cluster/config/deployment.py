@@ -135,8 +135,10 @@ class TargetTier(Tier):
     """vLLM only: what to do when the start-up check finds that its internals have moved. `plain` decodes without
     speculation, and seeded answers are then vLLM's own."""
     deterministic: bool = False
-    """Refuse to start unless a token's logits are the same to the last bit in any block and batch, so that no near-tie
-    can part an answer from the one without speculation. Tried on the loaded model; holds on CPUs with AVX-512."""
+    """Compute a token's logits in an order of sums that its own position fixes, the same to the last bit in any block
+    and batch, so that no near-tie can part an answer from the one without speculation. Slower; for the transformers
+    engine on a CPU, and passes then verify one path of each sequence, not trees. The loaded model is checked, and what
+    cannot keep the promise does not start."""
     default_sampling: DefaultSampling = DefaultSampling()
     settings: TargetSettings = TargetSettings()
     goals: TargetGoals = TargetGoals()
@@ -160,9 +162,12 @@ class DraftChoice(Settings):
 class DraftTier(Tier):
     """The model, or method, that guesses."""
 
-    kind: Literal["model", "prompt_lookup", "suffix", "early_exit", "retokenised", "emulated", "none"] = "model"
-    """retokenised: a model with another tokenizer than the target's; early_exit: the target's own first layers; suffix:
-    what was said before, which needs the extra `suffix`."""
+    kind: Literal[
+        "model", "prompt_lookup", "suffix", "early_exit", "retokenised", "hidden_states", "emulated", "none"
+    ] = "model"
+    """retokenised: a model with another tokenizer than the target's; early_exit: the target's own first layers;
+    hidden_states: one layer that reads the target's hidden states (EAGLE-3's form), for targets on transformers;
+    suffix: what was said before, which needs the extra `suffix`."""
     engine: Literal["transformers", "vllm"] = "transformers"
     """What runs a draft of kind `model`. vllm is for drafts on a GPU, quantised ones and many sequences; transformers
     has less to do per step, which is what counts for a draft of a few layers and for one sequence."""
@@ -182,6 +187,12 @@ class DraftTier(Tier):
     settings: DraftSettings = DraftSettings()
     goals: DraftGoals = DraftGoals()
     """What autoscaling aims for."""
+
+    @model_validator(mode="after")
+    def _remembers(self) -> Self:
+        if self.memory is not None and self.kind != "suffix":
+            raise ValueError(f"draft.memory is for drafts of kind 'suffix', not '{self.kind}'")
+        return self
 
 
 class Ingress(Settings):
@@ -217,6 +228,9 @@ class Ingress(Settings):
     and taken up again after a restart. All ingress replicas must see the same folder. None: no such routes."""
     max_file_bytes: Annotated[int, Field(ge=1024)] = 200 * 1024 * 1024
     """The longest file of /v1/files."""
+    closed_schemas: bool = True
+    """Objects of JSON schemas (response_format, structured_outputs, forced tools) hold only the keys that they name,
+    where `additionalProperties` does not say otherwise. False: as JSON Schema has it, with any other keys."""
 
     def batches(self, application: str) -> Path | None:
         """The batch folder of this application on this port: another server of the same user has other batches."""
@@ -293,11 +307,14 @@ class DeploymentConfig(Settings):
             raise ValueError("target.autoscaling.min_replicas must be at least 1: with no target nothing sees demand")
         if (draft.kind == "early_exit") != (draft.layers is not None):
             raise ValueError("draft.layers is needed for draft.kind 'early_exit', and only there")
-        if draft.memory is not None and draft.kind != "suffix":
-            raise ValueError(f"draft.memory is for drafts of kind 'suffix', not '{draft.kind}'")
         if target.deterministic and target.engine == "vllm":
             raise ValueError(
                 "target.deterministic is the embedded engine's; vLLM has an option of its own for it (batch invariance)"
+            )
+        if target.deterministic and target.tensor_parallel_size > 1:
+            raise ValueError(
+                "target.deterministic goes with target.tensor_parallel_size 1: the order in which ranks are summed "
+                "is their library's choice"
             )
         if target.engine == "transformers" and target.tensor_parallel_size > 1 and target.resources.num_gpus > 1:
             raise ValueError("target.resources is per rank: with tensor_parallel_size > 1 set num_gpus to at most 1")
@@ -316,6 +333,26 @@ class DeploymentConfig(Settings):
             )
         if self.rule in ("rejection", "block") and target.engine == "emulated":
             raise ValueError(f"rule '{self.rule}' needs a real model; an emulated target decides by 'coupled'")
+        return self
+
+    @model_validator(mode="after")
+    def _hidden_states_fit(self) -> Self:
+        if self.draft.kind != "hidden_states":
+            return self
+        if self.target.engine != "transformers":
+            raise ValueError(
+                "draft.kind 'hidden_states' needs target.engine 'transformers': what a vLLM worker class may read "
+                "of its model's hidden states has not been tried"
+            )
+        if self.draft.model.startswith("demo:"):
+            raise ValueError("draft.kind 'hidden_states' needs a draft.model that outrider distill, or somebody, made")
+        if self.target.tensor_parallel_size > 1:
+            raise ValueError("draft.kind 'hidden_states' has not been tried with tensor-parallel targets")
+        if self.rule in ("rejection", "block"):
+            raise ValueError(
+                f"draft.kind 'hidden_states' goes with rule 'coupled' or 'typical': what it says after a prefix "
+                f"depends on when the target's features came, which rule '{self.rule}' has not been proven for"
+            )
         return self
 
     @property

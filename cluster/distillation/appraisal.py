@@ -10,6 +10,8 @@ from actors.engines.transformers.causal_lm import CausalLM
 from actors.settings import Rule
 from cluster.distillation import export
 from cluster.distillation.evaluation import Acceptance, acceptance, agreement
+from cluster.distillation.feature_appraisal import appraise_features
+from cluster.distillation.feature_student import FeatureStudent
 from cluster.distillation.job import Job
 from cluster.distillation.prompts import Ids
 from cluster.distillation.student import Student
@@ -29,8 +31,16 @@ RULES: tuple[tuple[Rule, float], ...] = (
 """What is measured: at temperature 0 the exact rules are one."""
 
 
-def appraise(job: Job, student: Student, trainer: Trainer, held: Sequence[Ids], name: str) -> dict[str, Any]:
+def appraise(
+    job: Job, student: Student | FeatureStudent, trainer: Trainer, held: Sequence[Ids], name: str
+) -> dict[str, Any]:
     """The draft's card. Greedy agreement on all `held` prompts, acceptance on the first few of them."""
+    if isinstance(student, FeatureStudent):
+        return appraise_features(job, student, trainer, held, name)
+    return _appraise_layers(job, student, trainer, held, name)
+
+
+def _appraise_layers(job: Job, student: Student, trainer: Trainer, held: Sequence[Ids], name: str) -> dict[str, Any]:
     settings, module = job.settings, job.target.module
     started = job.clock()
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from actors.engines.protocol import DraftModel, Expand, Proposal, Ranked, Row, TargetModel
+from actors.engines.protocol import DraftModel, Expand, FeatureReader, Proposal, Ranked, Row, TargetModel
 from actors.engines.transformers.causal_lm import CausalLM
 from actors.engines.transformers.draft import TransformersDraft
 from actors.engines.transformers.slots import SlotRow
@@ -127,6 +127,8 @@ def measure(
             outputs[n].extend(found.tokens)
             target.record(n, found.tokens)
             draft.advance(requests[n].sequence, found.tokens)
+            if found.features is not None and isinstance(draft, FeatureReader):
+                draft.read_features(requests[n].sequence, found.features)
             lengths.append(len(found.tokens))
             for place in range(min(found.accepted + 1, len(row.proposal.tokens))):
                 tested[place] += 1

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cluster.distillation.evaluation import Acceptance, Agreement
+from cluster.distillation.feature_student import FeatureStudent
 from cluster.distillation.files import whole_folder, write_whole
 from cluster.distillation.settings import DistillSettings
 from cluster.distillation.student import Student, save_bytes, vocabulary_bytes, vocabulary_file
+from cluster.models import feature_checkpoint
 
 if TYPE_CHECKING:
     from cluster.distillation.job import Target
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 def card(
     *,
     target: Target,
-    student: Student,
+    student: Student | FeatureStudent,
     settings: DistillSettings,
     sampled_tokens: int,
     steps: int,
@@ -36,6 +38,7 @@ def card(
     return {
         "target": target.reference,
         "vocabulary_fingerprint": target.fingerprint,
+        "kind": settings.kind,
         "layers_from": None if student.layers_from is None else list(student.layers_from),
         "start": settings.start,
         "trained_weights": student.trained_weights,
@@ -58,9 +61,13 @@ def card(
     }
 
 
-def write(folder: Path, student: Student, target: Target, card: dict[str, Any]) -> None:
+def write(folder: Path, student: Student | FeatureStudent, target: Target, card: dict[str, Any]) -> None:
     """Write the checkpoint, whole or not at all. Raises ConfigError if `folder` is taken, OSError if it cannot be."""
     with whole_folder(folder) as part:
+        if isinstance(student, FeatureStudent):
+            feature_checkpoint.save(part, student.module, student.vocabulary, target.module.dtype)
+            _write_around(part, folder.name, target, card)
+            return
         config = student.module.config
         config.dtype = target.module.dtype
         config.save_pretrained(part)
@@ -70,9 +77,13 @@ def write(folder: Path, student: Student, target: Target, card: dict[str, Any]) 
         write_whole(part / "model.safetensors", save_bytes(student, target.module.dtype))
         if student.vocabulary is not None:
             write_whole(vocabulary_file(part), vocabulary_bytes(student.vocabulary))
-        target.save_tokenizer(part)
-        write_whole(part / "card.json", (json.dumps(card, indent=2) + "\n").encode())
-        write_whole(part / "README.md", readme(folder.name, card).encode())
+        _write_around(part, folder.name, target, card)
+
+
+def _write_around(part: Path, name: str, target: Target, card: dict[str, Any]) -> None:
+    target.save_tokenizer(part)
+    write_whole(part / "card.json", (json.dumps(card, indent=2) + "\n").encode())
+    write_whole(part / "README.md", readme(name, card).encode())
 
 
 def readme(name: str, card: dict[str, Any]) -> str:
@@ -84,7 +95,9 @@ def readme(name: str, card: dict[str, Any]) -> str:
     )
     agreed = card["greedy_agreement"]
     start = f"The draft `{card['start']}` as a start (what it was trained on before, this card does not know)"
-    if card["layers_from"] is not None:
+    if card["kind"] == "hidden_states":
+        start = "One layer that reads the target's hidden states (EAGLE-3's form); serve it as draft.kind hidden_states"
+    elif card["layers_from"] is not None:
         start = f"Layers {', '.join(map(str, card['layers_from']))} of the target as a start"
     minutes = (card["sampling_seconds"] + card["training_seconds"]) / 60
     return f"""# {name}

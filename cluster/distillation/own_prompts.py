@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 import torch
 
 from actors.errors import ConfigError, PromptError
-from cluster.distillation.prompts import Ids
+from cluster.distillation.prompts import Codec, Ids
 from cluster.distillation.sampler import Source
 from cluster.distillation.store import Sample
 
@@ -40,19 +40,10 @@ MARK = "\N{WHITE CIRCLE}user turn\N{WHITE CIRCLE}"
 """Stands for the user's words while a template is taken apart; no template has it."""
 
 
-class ChatCodec(Protocol):
+class ChatCodec(Codec, Protocol):
     """The part of text.TextCodec that is needed here."""
 
-    def encode(self, text: str, limit: int | None = None, special: bool = True) -> Ids: ...
-
     def render_chat(self, messages: Sequence[Mapping[str, object]]) -> str: ...
-
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, object]],
-        tools: Sequence[Mapping[str, object]] | None = None,
-        limit: int | None = None,
-    ) -> Ids: ...
 
     def decode(self, tokens: Sequence[int]) -> str: ...
 

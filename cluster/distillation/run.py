@@ -19,6 +19,7 @@ from torch import Tensor
 from actors.errors import ConfigError
 from cluster.distillation import export, sampling
 from cluster.distillation.appraisal import appraise
+from cluster.distillation.feature_student import FeatureStudent, build_feature_student
 from cluster.distillation.files import explained
 from cluster.distillation.job import Job, Report, Target, locked, look_at_state, open_state
 from cluster.distillation.parallel import Group
@@ -112,7 +113,7 @@ def assist(
 
 def _student_maker(
     target: Target, settings: DistillSettings, start: Start | None
-) -> Callable[[Tensor | None], Student]:
+) -> Callable[[Tensor | None], Student | FeatureStudent]:
     """Makes the untrained draft of a vocabulary. Raises ConfigError."""
     if (start is None) != (settings.start is None):
         raise ConfigError("settings.start and the draft to begin from go together", "start")
@@ -120,6 +121,10 @@ def _student_maker(
         if start.layers != settings.layers:
             raise ConfigError(f"{start.reference} has {start.layers} layers, not {settings.layers}", "layers")
         return lambda vocabulary: continue_student(target.module, start, vocabulary)
+    if settings.kind == "hidden_states":
+        return lambda vocabulary: build_feature_student(
+            target.module, settings.feature_layers, vocabulary, settings.seed
+        )
     depth = int(target.module.config.get_text_config().num_hidden_layers)
     layers = settings.layers_from or default_layers(settings.layers, depth)
     return lambda vocabulary: build_student(target.module, layers, vocabulary)

@@ -12,9 +12,13 @@ from actors.settings import Finite, Settings
 class DistillSettings(Settings):
     """A run. Everything here is part of its identity: a run is resumed with the same values only."""
 
+    kind: Literal["layers", "hidden_states"] = "layers"
+    """layers: a causal LM cut out of the target. hidden_states: one layer that reads the target's hidden states."""
     layers: Annotated[int, Field(ge=1)] = 4
     layers_from: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     """Layers of the target to start from; None takes the first ones and the last."""
+    feature_layers: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    """hidden_states: what enters these layers of the target is fused; None takes an early, a middle and a late one."""
     start: str | None = None
     """A draft to begin from in place of layers of the target; it must have as many layers as are asked for."""
     vocabulary: Annotated[int, Field(ge=2)] | Literal["start"] | None = 12288
@@ -55,6 +59,15 @@ class DistillSettings(Settings):
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
     acceptance_weight: Annotated[Finite, Field(ge=0)] = 1.0
     """Weight of 1 - sum min(p, q) next to the cross-entropy."""
+    unrolled: Annotated[int, Field(ge=1, le=16)] = 4
+    """hidden_states: depths trained; the first reads the target's features, the others the draft's own."""
+    depth_weight: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """hidden_states: a depth counts so much of the one before it (SpecForge's figure)."""
+    missing: Annotated[float, Field(ge=0, le=1)] = 0.15
+    """hidden_states: share of the texts whose features begin at a random place only."""
+    kept_gib: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    """hidden_states: memory for hidden states of the target that are not computed again for each pass over the texts;
+    a token takes six bytes per unit of the target's width."""
     warmup: Annotated[int, Field(ge=1)] = 20
     """Steps until the learning rate is reached, or a tenth of the training if that is sooner."""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.5
@@ -74,6 +87,8 @@ class DistillSettings(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        if self.kind == "hidden_states" and (self.layers != 1 or self.layers_from or self.start):
+            raise ValueError("a draft of kind hidden_states has one layer, and begins from neither layers nor a draft")
         if self.start is not None and self.layers_from is not None:
             raise ValueError("a draft begins from `start` or from `layers_from`, not from both")
         if self.start is None and self.vocabulary == "start":

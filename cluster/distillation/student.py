@@ -81,7 +81,7 @@ def build_student(target: Any, layers_from: Sequence[int], vocabulary: Tensor | 
     """
     from transformers import AutoModelForCausalLM
 
-    prefix, depth = _layers(target)
+    prefix, depth = layer_list(target)
     if bad := [n for n in layers_from if not 0 <= n < depth]:
         raise ConfigError(f"the target has {depth} layers, so there is no layer {bad[0]} to start from", "layers_from")
     config = copy.deepcopy(target.config)
@@ -120,7 +120,7 @@ def choose_vocabulary(mass: Tensor, count: int | None, always: Sequence[int] = (
     return order[:count].sort().values
 
 
-def _layers(target: Any) -> tuple[str, int]:
+def layer_list(target: Any) -> tuple[str, int]:
     """Name prefix of the list of layers, and their number."""
     depth = int(target.config.get_text_config().num_hidden_layers)
     for name, part in target.named_modules():

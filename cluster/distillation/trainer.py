@@ -71,10 +71,7 @@ class Trainer:
         """Gradients of the mean loss over the whole group's positions. batch: this process's share, maybe empty."""
         measures = Measures()
         if batch:
-            ids, places = lay_out(batch)
-            with self._autocast():
-                hidden = self.student.hidden(ids.to(self.device))[places.to(self.device)]
-            loss, measures = distillation_loss(hidden.float(), self._head, self._goal(batch), self._weight)
+            loss, measures = self._loss(batch)
             loss.backward()  # type: ignore[no-untyped-call]
         if self._group.size == 1:
             return measures
@@ -86,6 +83,12 @@ class Trainer:
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient / measures.positions
         return measures
+
+    def _loss(self, batch: Sequence[Sample]) -> tuple[Tensor, Measures]:
+        ids, places = lay_out(batch)
+        with self._autocast():
+            hidden = self.student.hidden(ids.to(self.device))[places.to(self.device)]
+        return distillation_loss(hidden.float(), self._head, self._goal(batch), self._weight)
 
     @torch.no_grad()
     def evaluate(self, samples: Sequence[Sample]) -> Measures:

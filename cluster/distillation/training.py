@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from cluster.distillation.feature_student import FeatureStudent
+from cluster.distillation.feature_trainer import FeatureTrainer
 from cluster.distillation.files import write_whole
 from cluster.distillation.job import Job
 from cluster.distillation.parallel import Alone, Group
@@ -19,13 +21,21 @@ _FEW_STEPS = 50
 """A draft that was trained for less is hardly better than its start."""
 
 
-def train(job: Job, student: Student, group: Group | None = None) -> Trainer:
+def make_trainer(job: Job, student: Student | FeatureStudent, group: Group | None = None) -> Trainer:
+    """For a student of either kind, before its first step."""
+    device = str(job.target.module.device)
+    if isinstance(student, FeatureStudent):
+        return FeatureTrainer(student, job.target.module, job.store, job.settings, device, group)
+    return Trainer(student, job.store, job.settings, device, group)
+
+
+def train(job: Job, student: Student | FeatureStudent, group: Group | None = None) -> Trainer:
     """Train until the time, or the number of steps, is over. Goes on where a run that was stopped had come to.
 
     group: of processes that call this together; the first one's clock and files are all of theirs.
     """
     group = group or Alone()
-    trainer = Trainer(student, job.store, job.settings, str(job.target.module.device), group)
+    trainer = make_trainer(job, student, group)
     file = job.folder / "training.pt"
     if file.exists():
         trainer.load(torch.load(file, weights_only=True))

@@ -23,6 +23,7 @@ from cluster.models.demo import Progress
 
 if TYPE_CHECKING:
     from actors.engines.transformers.causal_lm import CausalLM
+    from actors.engines.transformers.features import FeatureTap
     from actors.engines.transformers.ranks import RankGroup
     from actors.engines.vllm.runtime import VllmModel
 
@@ -30,6 +31,10 @@ logger = logging.getLogger(__name__)
 
 LOW_PRECISION_TOLERANCE = 0.5
 """Near-ties in bfloat16 and float16, whose logits are rounded to about that."""
+
+
+_OWN_MODEL = ("model", "retokenised", "hidden_states")
+"""Kinds of drafts that draft.model names a checkpoint for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,17 +139,32 @@ def _transformers_target(config: DeploymentConfig, ranks: RankGroup | None) -> T
     from cluster.models.weights import load_model
 
     assert config.target.dtype != "auto"  # refused when the configuration was read
-    model = load_model(config.target.model, dtype=config.target.dtype, ranks=ranks)
+    deterministic = config.target.deterministic
+    model = load_model(config.target.model, dtype=config.target.dtype, ranks=ranks, deterministic=deterministic)
     tokenizer = load_tokenizer(config.target.model)
     grammars = None
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         grammars = GrammarCompiler(backend.to_str(), model.vocabulary_size, model.eos)
-    if config.target.deterministic:
+    if deterministic:
         from actors.engines.transformers.same_bits import require_same_bits
 
         require_same_bits(model, config.target.settings.context)
-    return TransformersTarget(model, config.resolved_target(), grammars)
+    trees, features = not config.target.deterministic, _feature_tap(config, model)
+    return TransformersTarget(model, config.resolved_target(), grammars, trees=trees, features=features)
+
+
+def _feature_tap(config: DeploymentConfig, model: CausalLM) -> FeatureTap | None:
+    """The target's side of a draft that reads hidden states."""
+    if config.draft.kind != "hidden_states":
+        return None
+    from actors.engines.transformers.features import FeatureTap
+    from cluster.models import feature_checkpoint
+    from cluster.models.references import fetch
+
+    text = model.module.config.get_text_config()
+    layers, weight = feature_checkpoint.load_projection(fetch(config.draft.model), text)
+    return FeatureTap(model.module, layers, weight)
 
 
 def draft_model(config: DeploymentConfig) -> DraftModel:
@@ -167,6 +187,8 @@ def _model_draft(config: DeploymentConfig) -> DraftModel:
         return _suffix_draft(config)
     if config.draft.kind == "retokenised":
         return _retokenised_draft(config)
+    if config.draft.kind == "hidden_states":
+        return _feature_draft(config)
     return _vllm_draft(config) if config.draft.engine == "vllm" else _transformers_draft(config)
 
 
@@ -179,6 +201,15 @@ def _transformers_draft(config: DeploymentConfig) -> DraftModel:
     reference = config.target.model if draft.kind == "early_exit" else draft.model
     model = load_model(reference, dtype=draft.dtype, layers=draft.layers, graphs=True, compiled=draft.compile)
     return TransformersDraft(model, config.resolved_draft())
+
+
+def _feature_draft(config: DeploymentConfig) -> DraftModel:
+    from actors.engines.transformers.feature_draft import FeatureDraft
+    from cluster.models.weights import load_feature_draft
+
+    draft = config.draft
+    assert draft.dtype != "auto"  # refused when the configuration was read
+    return FeatureDraft(load_feature_draft(draft.model, config.target.model, draft.dtype), config.resolved_draft())
 
 
 def _vllm_draft(config: DeploymentConfig) -> DraftModel:
@@ -276,11 +307,18 @@ def prepare(config: DeploymentConfig, progress: Progress | None = None) -> None:
         suffix_caches()
     from cluster.models.references import fetch
 
-    references = [config.target.model] + ([config.draft.model] if config.draft.kind in ("model", "retokenised") else [])
+    references = [config.target.model] + ([config.draft.model] if config.draft.kind in _OWN_MODEL else [])
     for reference in references:
         fetch(reference, progress)
     check_ranks(config)
-    if len(references) > 1:
+    if config.draft.kind == "hidden_states":
+        from transformers import AutoConfig
+
+        from cluster.models import feature_checkpoint
+
+        described = AutoConfig.from_pretrained(str(fetch(config.target.model)), local_files_only=True)
+        feature_checkpoint.check(fetch(config.draft.model), described.get_text_config())
+    if config.draft.kind in ("model", "retokenised"):
         check_vocabularies(config.target.model, config.draft.model, config.draft.kind)
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from actors.engines.transformers.causal_lm import CausalLM
+    from actors.engines.transformers.feature_draft import FeatureLM
     from actors.engines.transformers.ranks import RankGroup
     from cluster.config.deployment import Dtype
 
@@ -42,6 +43,7 @@ def load_model(
     ranks: RankGroup | None = None,
     graphs: bool = False,
     compiled: bool = False,
+    deterministic: bool = False,
 ) -> CausalLM:
     """Load a model for the transformers engine, fetching it where needed.
 
@@ -51,6 +53,8 @@ def load_model(
     draft_layers: for the demo draft, a file of layers to use in place of the packaged ones.
     graphs: on a GPU, record small passes as CUDA graphs (a draft's steps; see actors/engines/transformers/graphs.py).
     compiled: compile those passes before they are recorded. Raises ConfigError without a GPU.
+    deterministic: the same bits whatever else is in a pass, at a cost (see
+        actors/engines/transformers/fixed_shapes.py). Raises ConfigError where that cannot be had.
     ranks: load this rank's share only; rank 0's model makes the others follow.
     Raises ModelNotFoundError, or ConfigError when the model is of a kind that the engine cannot run.
     """
@@ -60,13 +64,14 @@ def load_model(
 
     from actors.engines.transformers.causal_lm import CausalLM
     from actors.engines.transformers.graphs import compile_pass, record_graph
+    from actors.engines.transformers.torch_internals import has_packed_bfloat16
 
     device = device or default_device()
     if compiled and device != "cuda":
         raise ConfigError("draft.compile is for drafts on a GPU: compiled steps were slower on a CPU", "draft.compile")
     kind: torch.dtype = getattr(torch, dtype)
     packed = torch.float32
-    if device == "cpu" and dtype == "bfloat16" and _packs_bfloat16():
+    if device == "cpu" and dtype == "bfloat16" and has_packed_bfloat16():
         kind, packed = torch.float32, torch.bfloat16
     is_demo_draft = reference == references.DEMO_DRAFT
     if is_demo_draft and layers is None:
@@ -82,7 +87,8 @@ def load_model(
     if ranks is None:
         record = record_graph if graphs and device == "cuda" else None
         compile = compile_pass if compiled else None
-        return CausalLM(module.to(device), packed=packed, record=record, compile=compile, **facts)
+        module = module.to(device)
+        return CausalLM(module, packed=packed, record=record, compile=compile, deterministic=deterministic, **facts)
     if ranks.rank > 0:
         return CausalLM(module, packed=None, **facts)
     from actors.engines.transformers.ranks import LeadingLM
@@ -90,10 +96,37 @@ def load_model(
     return LeadingLM(module, packed=None, group=ranks, **facts)
 
 
-def _packs_bfloat16() -> bool:
+def load_feature_draft(reference: str, target: str, dtype: Dtype = "float32", device: str | None = None) -> FeatureLM:
+    """A draft that reads the hidden states of `target`, whose embedding and head it uses where it brings none.
+
+    dtype: see load_model. Raises ConfigError when it is no such draft, or one of another target.
+    """
     import torch
 
-    return hasattr(torch.ops.mkldnn, "_linear_pointwise") and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    from actors.engines.transformers.feature_draft import FeatureLM
+    from actors.engines.transformers.torch_internals import has_packed_bfloat16
+    from cluster.models import feature_checkpoint
+
+    device = device or default_device()
+    kind: torch.dtype = getattr(torch, dtype)
+    packed = torch.float32
+    if device == "cpu" and dtype == "bfloat16" and has_packed_bfloat16():
+        kind, packed = torch.float32, torch.bfloat16
+    whole = load_module(target, torch.float32)
+    module, vocabulary = feature_checkpoint.load(
+        references.fetch(reference),
+        whole.config.get_text_config(),
+        whole.get_input_embeddings().weight.detach(),
+        whole.get_output_embeddings().weight.detach(),
+    )
+    return FeatureLM(
+        module.to(device, kind),
+        name=reference,
+        eos=end_ids(whole),
+        fingerprint=references.vocabulary_fingerprint(references.load_tokenizer(target)),
+        vocabulary=vocabulary,
+        packed=packed,
+    )
 
 
 def load_module(reference: str, dtype: torch.dtype, layers: int | None = None, ranks: int = 1) -> Any:

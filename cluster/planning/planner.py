@@ -40,6 +40,8 @@ class PlanInput(Settings):
     """Running at once on each target."""
     lookaheads: Annotated[tuple[Annotated[int, Field(ge=1, le=64)], ...], Field(min_length=1)] = (2, 4, 8)
     tree: TreeSettings = TreeSettings()
+    verifies_trees: bool = True
+    """False for an engine that verifies the best path alone: vLLM."""
     target_gpus: Annotated[int, Field(ge=1)] = 1
     """Per replica."""
     draft_gpus: Annotated[float, Field(ge=0)] = 1.0
@@ -270,7 +272,9 @@ def _simulated(
             sequences=n * targets,
             targets=targets,
             drafts=drafts,
-            lookahead=LookaheadSettings(maximum=lookahead),
+            lookahead=LookaheadSettings(
+                maximum=lookahead, tree=LookaheadSettings().tree if given.verifies_trees else 0
+            ),
             tree=tree,
             seconds=max(passes * pass_s * 1.1, 1e-3),
         )

@@ -127,7 +127,7 @@ class _Target:
             slots=len(openings), context=ENDLESS, lookahead=simulation.given.lookahead, queue=len(openings)
         )
         model = EmulatedTarget(simulation.given.target, settings, clock=self._clock, sleep=self._clock.sleep)
-        self._broker = ProposalBroker(settings, model.card().vocabulary, self._clock)
+        self._broker = ProposalBroker(settings, model.card().vocabulary, self._clock, trees=True)
         self._scheduler = Scheduler(model, settings, self._broker, self._clock)
         self._running = False
         self._ready_at = 0.0

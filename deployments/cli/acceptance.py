@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.errors import ConfigError
-from deployments.cli.options import said
+from actors.messages import DRAFTED
+from deployments.cli.options import AsJson, Key, client_of, said
 from deployments.client.address import DEFAULT_URL
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def acceptance(
     url: Annotated[
         str, typer.Option(help="Without models: the server whose draft is measured.", envvar="OUTRIDER_URL")
     ] = DEFAULT_URL,
-    key: Annotated[str | None, typer.Option(help="API key.", envvar="OUTRIDER_API_KEY")] = None,
+    key: Key = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 64,
     temperature: Annotated[
         float | None, typer.Option(min=0, max=10, help="Default: the model's own where it has one, otherwise 1.")
@@ -45,7 +46,7 @@ def acceptance(
     ] = None,
     plot: Annotated[Path, typer.Option(help="Where the plot is saved (with models).")] = Path("acceptance.png"),
     concurrency: Annotated[int, typer.Option(min=1, help="Answers at once (without models).")] = 4,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure a pair of models under every rule; without models, what a running server's draft achieves."""
     if (target is None) != (draft is None):
@@ -152,10 +153,8 @@ def save_plot(overlap: Overlap, rules: Sequence[Acceptance], path: Path) -> bool
 def _of_server(
     prompts: Path, url: str, key: str | None, tokens: int, temperature: float | None, concurrency: int, as_json: bool
 ) -> None:
-    from deployments.client.client import connect
-
     asked = [[{"role": "user", "content": text}] for text in read_texts(prompts)]
-    with connect(url, key=key) as client:
+    with client_of(url, key) as client:
         sampling: dict[str, Any] = {"max_tokens": tokens, **said(temperature=temperature)}
         results = client.generate(asked, concurrency=concurrency, errors="raise", **sampling)
     told = achieved(results)
@@ -178,7 +177,7 @@ def achieved(results: Sequence[Result]) -> dict[str, Any]:
     for result in results:
         run = 0
         for origin in result.origins:
-            if origin == "accepted":
+            if origin in DRAFTED:
                 run += 1
                 continue
             per_pass[run] += 1

@@ -15,8 +15,9 @@ from actors.messages import Delta
 from actors.text.answer_comparison import Comparison
 from cluster.config.deployment import DeploymentConfig, load_config
 from deployments.cli.explain import Explainer
-from deployments.cli.speed_comparison import Summary, Timing, compare, measure
+from deployments.cli.speed_comparison import Summary, compare, measure
 from deployments.client.client import Client, connect
+from deployments.client.timing import Timing
 from deployments.runtime.local import application, check_port, free_port, ray_cluster, stop_if_asked, wait_for_interrupt
 
 CONFIG = Path(__file__).parents[1] / "demo.yaml"

@@ -14,6 +14,8 @@ from deployments.cli.distill_progress import shown
 
 if TYPE_CHECKING:
     from cluster.distillation.prompts import Ids
+    from cluster.distillation.settings import DistillSettings
+    from cluster.distillation.start import Start
 
 app = typer.Typer(help="Make a draft for a target.")
 Arithmetic = Literal["auto", "float32", "bfloat16"]
@@ -60,6 +62,13 @@ def distill(
             min=0, max=0.99, help=f"Of the time, for sampling; 0 with --traffic. [default: {_SAMPLING_SHARE}]"
         ),
     ] = None,
+    kind: Annotated[
+        Literal["layers", "hidden_states"],
+        typer.Option(
+            help="layers: a small causal LM cut out of TARGET. hidden_states: one layer that reads TARGET's hidden "
+            "states (EAGLE-3's form), served as draft.kind hidden_states."
+        ),
+    ] = "layers",
     layers: Annotated[
         int | None, typer.Option(min=1, help=f"Layers of the draft. [default: those of --start, or {_LAYERS}]")
     ] = None,
@@ -105,6 +114,7 @@ def distill(
         torch.set_num_threads(threads)
     options: dict[str, Any] = {
         "minutes": minutes,
+        "kind": kind,
         "sampling_share": _SAMPLING_SHARE if sampling_share is None else sampling_share,
         "answer": answer,
         "context": context,
@@ -136,7 +146,7 @@ def distill(
         )
     if start is not None and held is None:
         typer.echo(f"{start} may have been trained on the prompts kept here: give --held FILE to be sure")
-    typer.echo(f"Serve it with draft.model: {out}")
+    typer.echo(f"Serve it with draft.model: {out}" + (f", draft.kind: {kind}" if kind == "hidden_states" else ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +179,7 @@ def _run(asked: _Asked, options: dict[str, Any]) -> dict[str, Any] | None:
         own = _OWN_PROMPTS if asked.prompts is None and asked.traffic is None else 0
     if own == 0 and asked.prompts is None and asked.traffic is None:
         raise ConfigError("there is nothing to ask: leave --own-prompts out, or give --prompts or --traffic")
-    base = DistillSettings(**options)
+    base = DistillSettings(**options, layers=1)
     # What is wrong most often is read first: before any weights.
     tokenizer, limit = inputs.load_tokenizer(asked.target), base.context - base.answer
     fingerprint = vocabulary_fingerprint(tokenizer)
@@ -184,7 +194,7 @@ def _run(asked: _Asked, options: dict[str, Any]) -> dict[str, Any] | None:
     settings = DistillSettings(
         **options,
         start=asked.start,
-        layers=asked.layers or (start.layers if start is not None else _LAYERS),
+        layers=asked.layers or _layers(start, base),
         vocabulary=_vocabulary(asked.vocabulary, asked.start),
     )
     group = launched()
@@ -216,6 +226,12 @@ def _run(asked: _Asked, options: dict[str, Any]) -> dict[str, Any] | None:
     return card
 
 
+def _layers(start: Start | None, base: DistillSettings) -> int:
+    if start is not None:
+        return start.layers
+    return 1 if base.kind == "hidden_states" else _LAYERS
+
+
 def _say(line: str) -> None:
     typer.echo(line, err=True)
 
@@ -239,4 +255,4 @@ def _chosen(arithmetic: Arithmetic, device: str | None) -> Literal["float32", "b
         return arithmetic
     if (device or "cuda").startswith("cuda") and torch.cuda.is_available():
         return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
-    return "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32"
+    return "bfloat16" if torch.cpu.get_capabilities().get("avx512_bf16") else "float32"

@@ -11,6 +11,7 @@ from actors.messages import Delta, TokenOrigin, Usage
 
 STYLES: dict[TokenOrigin, tuple[str, str, str]] = {
     "accepted": ("green", "", "guessed by the draft, accepted by the target"),
+    "branch": ("magenta", "~", "an alternative of the draft's, verified beside its first guess, that came true"),
     "correction": ("red", "×", "the target's own, where the draft was wrong"),
     "bonus": ("cyan", "+", "the target's own, after a whole block was accepted"),
     "plain": ("default", "·", "the target's own, no draft token was there"),

@@ -6,7 +6,6 @@ configuration or its input is wrong, 130 interrupted.
 
 from __future__ import annotations
 
-import importlib
 import json
 import signal
 import sys
@@ -174,12 +173,6 @@ def status(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> 
     raise typer.Exit(0 if ready else 1)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
-def bench(context: typer.Context) -> None:
-    """Measure, on emulated or real tiers; `outrider bench --help` lists what."""
-    raise typer.Exit(importlib.import_module("benchmarks.pipeline").run(context.args) or 0)
-
-
 @models_app.command()
 def fetch(
     reference: Annotated[str, typer.Argument(help="Local path, hub id, demo:smollm2-135m or demo:draft.")],
@@ -244,11 +237,12 @@ def add_groups() -> None:
     """Command groups that live in modules of their own."""
     if any(group.name == "k8s" for group in app.registered_groups):
         return
-    from deployments.cli import acceptance, answer, batch, distill, kubernetes, plan, rollout
+    from deployments.cli import acceptance, answer, batch, bench, distill, kubernetes, plan, rollout
 
     app.command(epilog=answer.EXAMPLES)(answer.generate)
     app.command()(answer.chat)
     app.command(epilog=batch.EXAMPLES)(batch.batch)
+    app.command(epilog=bench.EXAMPLES)(bench.bench)
     app.command(epilog=plan.EXAMPLES)(plan.plan)
     app.command(epilog=acceptance.EXAMPLES)(acceptance.acceptance)
     app.command()(distill.distill)

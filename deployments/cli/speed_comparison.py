@@ -7,24 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.messages import Delta, Usage
+from actors.messages import Delta
 from actors.text.answer_comparison import Comparison, Reference
 from cluster.observability.quantiles import quantile
-
-
-@dataclass(slots=True)
-class Timing:
-    """One streamed answer. Times are in seconds.
-
-    gaps: per token after the first delta, the time since the delta before, shared by the tokens that came together.
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    margins: list[float] = field(default_factory=list)
-    first: float = 0.0
-    total: float = 0.0
-    gaps: list[float] = field(default_factory=list)
-    usage: Usage = field(default_factory=Usage)
+from deployments.client.timing import Timing
 
 
 @dataclass(slots=True)
@@ -57,21 +43,10 @@ class Summary:
 def measure(client: Any, prompt: Any, show: Callable[[Delta], None], **sampling: Any) -> Timing:
     """Stream one answer and note when its tokens came."""
     timing = Timing()
-    started = last = time.perf_counter()
+    started = time.perf_counter()
     for delta in client.stream(prompt, margins=True, **sampling):
-        now = time.perf_counter()
-        if delta.tokens:
-            if not timing.tokens:
-                timing.first = now - started
-            else:
-                timing.gaps += [(now - last) / len(delta.tokens)] * len(delta.tokens)
-            last = now
-        timing.tokens += delta.tokens
-        timing.margins += delta.margins
-        if delta.usage is not None:
-            timing.usage = delta.usage
+        timing.take(delta, time.perf_counter() - started)
         show(delta)
-    timing.total = last - started
     return timing
 
 

@@ -14,6 +14,7 @@ from deployments.cli.explain import STYLES
 
 COLOURS: dict[TokenOrigin, str] = {
     "accepted": "#2da44e",
+    "branch": "#8250df",
     "correction": "#cf222e",
     "bonus": "#0a7ea4",
     "plain": "#6e7781",

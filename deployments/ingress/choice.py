@@ -8,7 +8,7 @@ from typing import Any
 
 from actors.errors import EngineError
 from actors.messages import Alternatives, Delta, Usage
-from deployments.ingress.tool_calls import ToolCall, ToolCallReader
+from deployments.ingress.tools.tool_calls import ToolCall, ToolCallReader
 
 Json = dict[str, Any]
 
@@ -36,6 +36,8 @@ class Choice:
     index: int
     echo: str = ""
     reader: ToolCallReader = field(default_factory=lambda: ToolCallReader(()))
+    stop_text: Callable[[str | int], str] | None = None
+    """What is shown of the stop string or token that ended the answer; None shows nothing."""
     piece: Callable[[int], bytes] = lambda token: b""
     """The bytes of a token, to show drafts that were rejected."""
     text: str = ""
@@ -57,15 +59,19 @@ class Choice:
         """Add `delta`. Raises EngineError when generation failed."""
         if delta.finish == "error":
             raise EngineError("generation failed before the answer was complete")
-        text = ("" if self.started else self.echo) + self.reader.push(delta.text)
+        released, calls = self.reader.push(delta.text)
+        text = ("" if self.started else self.echo) + released
         entries = list(zip(delta.tokens, delta.alternatives, delta.texts, strict=False))
-        step = Step(
-            text, entries, described(delta, self.piece) if with_tokens else [], [], delta.finish, not self.started
-        )
+        tokens = described(delta, self.piece) if with_tokens else []
+        step = Step(text, entries, tokens, calls, delta.finish, not self.started)
         if delta.finish is not None:
-            rest, step.calls = self.reader.finish()
+            rest, more = self.reader.finish()
             step.text += rest
-            step.finish = "tool_calls" if step.calls else delta.finish
+            if self.stop_text is not None and delta.stop is not None:
+                step.text += self.stop_text(delta.stop)
+            step.calls += more
+            if delta.finish == "stop" and (self.calls or step.calls):
+                step.finish = "tool_calls"  # an answer that was cut says so, whatever it called before
             self.usage = delta.usage or Usage()
             self.stop = delta.stop
         self.started = True

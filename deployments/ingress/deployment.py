@@ -46,8 +46,9 @@ class IngressReplica:
     async def __serve_build_asgi_app__(self) -> FastAPI:
         facts = await asyncio.to_thread(factory.text_facts, self._config)
         vocabulary = await asyncio.to_thread(factory.target_fingerprint, self._config)
-        served = replace(_served(self._config, facts.context, vocabulary), sampling=facts.sampling)
-        limits, gate = _limits(self._config.ingress), _gate(self._config.ingress)
+        served = _served(self._config, facts.context, facts.vocabulary, vocabulary)
+        served = replace(served, sampling=facts.sampling)
+        limits, gate = _limits(self._config), _gate(self._config.ingress)
         context = serve.get_replica_context()
         replica = context.replica_id.unique_id
         service: Service
@@ -82,7 +83,9 @@ class IngressReplica:
             self._own.check()
 
 
-def _limits(settings: Ingress) -> HttpLimits:
+def _limits(config: DeploymentConfig) -> HttpLimits:
+    settings, target = config.ingress, config.target
+    replicas = target.replicas if target.autoscaling is None else target.autoscaling.min_replicas
     if settings.access_log:
         access_log.setLevel(logging.INFO)
         if not access_log.handlers:
@@ -92,6 +95,7 @@ def _limits(settings: Ingress) -> HttpLimits:
         body_bytes=settings.max_body_bytes,
         cors_origins=settings.cors_origins,
         access_log=settings.access_log,
+        at_once=target.settings.slots * max(1, replicas),
         guards_browsers=settings.keys_file is None,
         is_loopback=names_this_machine(settings.host if ":" not in settings.host else f"[{settings.host}]"),
     )
@@ -101,10 +105,19 @@ def _gate(settings: Ingress) -> RequestGate:
     return RequestGate(KeyRing(settings.keys_file, time.monotonic), FairQueue(settings.running, settings.queue))
 
 
-def _served(config: DeploymentConfig, context: int, vocabulary: str) -> Served:
+def _served(config: DeploymentConfig, context: int, ids: int, vocabulary: str) -> Served:
     try:
         release = version("outrider")
     except PackageNotFoundError:  # run from a source tree on PYTHONPATH
         release = "0"
     created = int(time.time())
-    return Served(config.model_id, context, config.rule, created=created, version=release, vocabulary=vocabulary)
+    return Served(
+        config.model_id,
+        context,
+        config.rule,
+        created=created,
+        version=release,
+        vocabulary=vocabulary,
+        ids=ids,
+        closed_schemas=config.ingress.closed_schemas,
+    )

@@ -31,10 +31,14 @@ class SlowBodyError(RequestError):
 
 
 class MediaTypeError(RequestError):
-    """The body is not declared as JSON."""
+    """The body is not declared as JSON, or packed in a way that is not read here.
+
+    accept_encoding: how it may be packed instead, where that is what is wrong.
+    """
 
     status = 415
     code = "unsupported_media_type"
+    accept_encoding: str | None = None
 
 
 class ForbiddenError(RequestError):
@@ -61,6 +65,9 @@ def error_response(error: Exception) -> JSONResponse:
     retry_after = getattr(error, "retry_after", None)
     if retry_after is not None:
         headers["retry-after"] = str(math.ceil(retry_after))
+    accept_encoding = getattr(error, "accept_encoding", None)
+    if accept_encoding is not None:
+        headers["accept-encoding"] = accept_encoding
     if status == 401:
         headers["www-authenticate"] = "Bearer"
     return JSONResponse(error_body(error), status_code=status, headers=headers)

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from deployments.batch_api.routes import BatchLimits, BatchRequest, BatchRoutes
 from deployments.ingress import error_responses, openapi
 from deployments.ingress.browser_guard import BrowserGuardMiddleware
+from deployments.ingress.client_compatibility import HeadMiddleware, Http10Middleware
 from deployments.ingress.middleware import AccessLogMiddleware, RequestIdMiddleware
 from deployments.ingress.rate_limit import RequestGate
 from deployments.ingress.routes import HttpLimits, Routes
@@ -63,6 +64,8 @@ def http_app(
 
     app.add_exception_handler(GoneError, gone)
     app.add_exception_handler(ClientDisconnect, gone)  # in the middle of its body
+    app.add_middleware(HeadMiddleware)
+    app.add_middleware(Http10Middleware)
     if stamp_ids:
         app.add_middleware(RequestIdMiddleware)
     if limits.cors_origins:

@@ -16,8 +16,9 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from actors.errors import InvalidSettingError
+from actors.errors import InvalidSettingError, RequestError
 from deployments.ingress.error_responses import BodyTooLargeError, MediaTypeError, SlowBodyError
+from deployments.ingress.packed_body import unpacker
 from deployments.ingress.request_body import MalformedError
 
 access_log = logging.getLogger("outrider.access")
@@ -129,8 +130,9 @@ async def read_upload(request: Request, limit: int) -> tuple[dict[str, str], Upl
 
 
 async def _bounded(request: Request, limit: int, limit_s: float) -> AsyncGenerator[bytes, None]:
-    """The body's parts, as long as they are few enough and in time."""
-    received, parts = 0, request.stream()
+    """The body's parts, unpacked, as long as they are few enough and in time."""
+    packed = unpacker(request.headers.get("content-encoding", ""))
+    arrived, received, parts = 0, 0, request.stream()
     deadline = asyncio.get_running_loop().time() + limit_s
     while True:
         try:
@@ -139,11 +141,28 @@ async def _bounded(request: Request, limit: int, limit_s: float) -> AsyncGenerat
         except TimeoutError as error:
             raise SlowBodyError(f"the body did not arrive within {limit_s:g} s") from error
         if part is None:
-            return
+            break
+        arrived += len(part)
+        if packed is not None and part:
+            part = packed.feed(part, limit - received)
         received += len(part)
-        if received > limit:
+        if received > limit or arrived > limit:
             raise _too_large(limit)
         yield part
+    if not arrived and request.headers.get("content-length", "0") != "0" and "upgrade" in request.headers:
+        raise _lost(request.headers["upgrade"])
+    if packed is not None and arrived:
+        packed.finish()
+
+
+def _lost(protocol: str) -> RequestError:
+    """The HTTP server (uvicorn with httptools) drops the body of a request that offers to change the protocol."""
+    error = MalformedError(
+        f"the body was lost, because the request offers an upgrade to {protocol}: send it without the header 'Upgrade' "
+        "(in Java: HttpClient.Version.HTTP_1_1; curl: --http1.1)"
+    )
+    error.code = "upgrade_not_supported"
+    return error
 
 
 def _too_large(limit: int) -> BodyTooLargeError:

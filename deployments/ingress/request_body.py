@@ -20,10 +20,12 @@ class MalformedError(RequestError):
 
 
 class Body(BaseModel):
-    """A request body: null is the same as absent; `refused` fields may not be sent with any value."""
+    """A request body: null is the same as absent; `refused` fields may not be sent but with a value that says nothing:
+    one of `harmless`, or of false, "", [] and {}."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
     refused: ClassVar[dict[str, str]] = {}
+    harmless: ClassVar[dict[str, tuple[object, ...]]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -32,7 +34,7 @@ class Body(BaseModel):
             return data
         given = {key: value for key, value in data.items() if value is not None}
         for key, why in cls.refused.items():
-            if key in given and given[key] is not False and given[key] not in ("", [], {}):
+            if key in given and not _says_nothing(given[key], cls.harmless.get(key, (False, "", [], {}))):
                 raise InvalidSettingError(f"{key} is not supported: {why}", key)
         return given
 
@@ -60,6 +62,11 @@ def validated(model: type[B], data: dict[str, Any]) -> B:
         place = _place(first["loc"])
         message = first["msg"].removeprefix("Value error, ")
         raise InvalidSettingError(f"{place}: {message}" if place else message, place or None) from error
+
+
+def _says_nothing(value: object, harmless: tuple[object, ...]) -> bool:
+    """Whether `value` is among `harmless`; true and false are not 1 and 0."""
+    return any(isinstance(value, bool) == isinstance(one, bool) and value == one for one in harmless)
 
 
 def _place(location: tuple[int | str, ...]) -> str:

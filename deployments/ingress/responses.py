@@ -225,7 +225,8 @@ class ChatAnswer(Answer):
             part["logprobs"] = self._scores(step.entries)
             parts.append(part)
         if step.calls:
-            calls = [call.as_openai(i) for i, call in enumerate(step.calls)]
+            told = len(choice.calls) - len(step.calls)
+            calls = [call.as_openai(told + i) for i, call in enumerate(step.calls)]
             parts.append(self._delta(choice, {"tool_calls": calls}))
         if step.finish:
             parts.append({**self._delta(choice, {}), "finish_reason": step.finish, "stop_reason": choice.stop})

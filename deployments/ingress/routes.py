@@ -5,36 +5,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from fastapi import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
-from actors.errors import OutriderError, PromptError, PromptTooLongError, UnavailableError
+from actors.errors import InvalidSettingError, PromptError, PromptTooLongError, UnavailableError
 from actors.messages import Delta, GenerationRequest
-from deployments.ingress import error_responses
+from actors.orchestrator.admission import Admission
+from deployments.ingress.answer_events import events
 from deployments.ingress.auth import Tenant
 from deployments.ingress.choice import Choice
-from deployments.ingress.grammar_check import GrammarCheck
+from deployments.ingress.grammars.grammar_check import GrammarCheck
+from deployments.ingress.grammars.structured_output import forced_tools, tool_grammar
 from deployments.ingress.middleware import BODY_LIMIT_S, read_body
 from deployments.ingress.rate_limit import RequestGate
 from deployments.ingress.request_body import Body, parse, validated
 from deployments.ingress.responses import Answer, ChatAnswer, CompletionAnswer, Options
 from deployments.ingress.schema import ChatRequest, Common, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from deployments.ingress.service import Codec, Served, Service
-from deployments.ingress.streams import EventStream, merged, while_connected
-from deployments.ingress.tool_calls import ToolCallReader
+from deployments.ingress.streams import EventStream, merged, while_connected, with_pauses
+from deployments.ingress.tools.tool_calls import ToolCallReader
 from deployments.ingress.translate import chat_requests, check_messages, check_model, completion_requests, grammar_param
+from deployments.ingress.waves import LONGEST_S, Waves
 
 BATCH_PRIORITY = -10
 """Of requests of a batch that name none: what people wait for goes first."""
-DONE = b"data: [DONE]\n\n"
+MOST_TOOLS_TRIED = 64
+"""When one of many tools cannot be followed, so many are tried one by one to say which."""
 PAGE_POLICY = (
     "default-src 'none'; img-src data:; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
 )
@@ -51,6 +55,8 @@ class HttpLimits:
     body_bytes: the longest body; more is refused unread. body_s: within so many seconds it must have come.
     cors_origins: pages of these origins may call from browsers.
     access_log: one line of JSON per request, without keys and prompts.
+    at_once: so many answers of one request are generated at a time, the others after them; None generates all.
+    comment_s: a stream in which nothing was said for so long says so in a comment.
     guards_browsers: refuse pages of other sites; is_loopback: and names that are not this machine's.
     """
 
@@ -58,6 +64,8 @@ class HttpLimits:
     body_s: float = BODY_LIMIT_S
     cors_origins: tuple[str, ...] = ()
     access_log: bool = False
+    at_once: int | None = None
+    comment_s: float = 5.0
     guards_browsers: bool = False
     is_loopback: bool = False
 
@@ -114,7 +122,10 @@ class Routes:
         await self._check_grammar(body, asked[0])
         echoes = await asyncio.to_thread(self._echoes, body) if body.echo else [""] * len(body.prompt)
         candidates = len(asked) // len(body.prompt)
-        choices = [Choice(i, piece=self.codec.piece, echo=echoes[i // candidates]) for i in range(len(asked))]
+        choices = [
+            Choice(i, piece=self.codec.piece, echo=echoes[i // candidates], stop_text=self._stop_text(body))
+            for i in range(len(asked))
+        ]
         options = _options(body, candidates, kept=body.n)
         return CompletionAnswer(id_, int(self.clock()), self.served, self.codec, choices, options), asked
 
@@ -122,17 +133,38 @@ class Routes:
         id_ = f"chatcmpl-{secrets.token_hex(16)}"
         asked = await asyncio.to_thread(chat_requests, body, id_, self.codec, self.served)
         await self._check_grammar(body, asked[0])
-        names = [] if body.tool_choice == "none" else [tool["function"]["name"] for tool in body.tools]
+        names = [tool["function"]["name"] for tool in body.tools]
+        if body.tool_choice == "none" or (asked[0].sampling.grammar and grammar_param(body) != "tools"):
+            names = []  # what a grammar of its own shapes is the answer, whatever it looks like
+        reader = partial(ToolCallReader, names, body.parallel_tool_calls)
         choices = [
-            Choice(i, piece=self.codec.piece, reader=ToolCallReader(names, body.parallel_tool_calls))
+            Choice(i, piece=self.codec.piece, reader=reader(), stop_text=self._stop_text(body))
             for i in range(len(asked))
         ]
         return ChatAnswer(id_, int(self.clock()), self.served, self.codec, choices, _options(body, body.n)), asked
 
     async def _check_grammar(self, body: Common, request: GenerationRequest) -> None:
-        """All choices of a request share one grammar."""
-        if request.sampling.grammar is not None:
-            await self.grammars.check(request.sampling.grammar, grammar_param(body))
+        """All choices of a request share one grammar. Raises InvalidSettingError that names the tool at fault."""
+        if request.sampling.grammar is None:
+            return
+        param = grammar_param(body)
+        try:
+            await self.grammars.check(request.sampling.grammar, param)
+        except InvalidSettingError as error:
+            if isinstance(body, ChatRequest) and param == "tools":
+                await self._name_tool(body)
+            raise error
+
+    async def _name_tool(self, body: ChatRequest) -> None:
+        """Raises InvalidSettingError for the first tool whose parameters by themselves cannot be followed."""
+        for function in forced_tools(body.tools, body.tool_choice)[:MOST_TOOLS_TRIED]:
+            tool = {"type": "function", "function": function}
+            alone = tool_grammar([tool], "required", self.served.closed_schemas)
+            assert alone is not None
+            try:
+                await self.grammars.check(alone, "tools")
+            except InvalidSettingError as error:
+                raise InvalidSettingError(f"tool {function['name']!r}: {error.message}", "tools") from error
 
     async def models(self) -> Response:
         """GET /v1/models."""
@@ -151,7 +183,9 @@ class Routes:
             if body.messages is not None:
                 check_messages(len(body.messages), self.served)
                 messages = [message.plain() for message in body.messages]
-                tokens = await asyncio.to_thread(self.codec.encode_chat, messages, None, self.limits.body_bytes)
+                tokens = await asyncio.to_thread(
+                    self.codec.encode_chat, messages, body.tools or None, self.limits.body_bytes
+                )
             else:
                 text, special = body.prompt or "", body.add_special_tokens
                 tokens = await asyncio.to_thread(self.codec.encode, text, self.limits.body_bytes, special)
@@ -169,7 +203,7 @@ class Routes:
         check_model(body.model, self.served)
         if any(token >= self.codec.vocabulary for token in body.tokens):
             raise PromptError(f"token ids must be below {self.codec.vocabulary}", "tokens")
-        return JSONResponse({"prompt": await asyncio.to_thread(self.codec.decode, body.tokens)})
+        return JSONResponse({"prompt": await asyncio.to_thread(self.codec.decode, body.tokens, True)})
 
     async def page(self) -> Response:
         """GET /: the live page."""
@@ -207,24 +241,32 @@ class Routes:
         }
 
     def _echoes(self, body: CompletionRequest) -> list[str]:
-        return [prompt if isinstance(prompt, str) else self.codec.decode(prompt) for prompt in body.prompt]
+        return [prompt if isinstance(prompt, str) else self.codec.decode(prompt, True) for prompt in body.prompt]
+
+    def _stop_text(self, body: Common) -> Callable[[str | int], str] | None:
+        """How an answer's end is shown: not at all, unless asked for."""
+        if not body.include_stop_str_in_output:
+            return None
+        special = not body.skip_special_tokens
+        return lambda stop: stop if isinstance(stop, str) else self.codec.decode((stop,), special)
 
     async def _respond(
         self, request: Request, body: Common, answer: Answer, asked: list[GenerationRequest]
     ) -> Response:
         deltas = self._deltas(request.state.tenant, body, asked)
         if body.stream:
-            return await self._stream(request, answer, deltas)
+            return await self._stream(request, answer, deltas, asked)
         await while_connected(request, self._collect(answer, deltas))
         return JSONResponse(answer.whole())
 
     async def _deltas(self, tenant: Tenant, body: Common, asked: list[GenerationRequest]) -> Deltas:
         """What the service says, once the request's turn has come; the turn ends with the answer."""
-        spent = 0
-        async with self.gate.admit(tenant, body.priority, len(asked), body.timeout_s):
-            owned = [replace(one, owner=tenant.name) for one in asked]
-            streams: list[AsyncIterator[Delta]] = [self.service.generate(one) for one in owned]
-            deltas = merged(streams)
+        spent, at_once = 0, self.limits.at_once
+        weight = len(asked) if at_once is None else min(len(asked), at_once)
+        async with self.gate.admit(tenant, body.priority, weight, body.timeout_s):
+            waves = Waves(self.service, LONGEST_S if body.timeout_s is None else body.timeout_s)
+            streams = [waves.generate(replace(one, owner=tenant.name)) for one in asked]
+            deltas = merged(streams, at_once)
             try:
                 async for index, delta in deltas:
                     spent += len(delta.tokens) + (delta.usage.prompt_tokens if delta.usage else 0)
@@ -240,36 +282,31 @@ class Routes:
         finally:
             await deltas.aclose()
 
-    async def _stream(self, request: Request, answer: Answer, deltas: Deltas) -> Response:
-        """The first delta is awaited before the status line goes out, so that a refusal is a refusal."""
+    async def _stream(
+        self, request: Request, answer: Answer, deltas: Deltas, asked: list[GenerationRequest]
+    ) -> Response:
+        """The first delta is awaited before the status line goes out, so that a refusal is a refusal.
+
+        Where that takes long, comments keep the connection in use; what would be refused later is then found out here.
+        """
+        source = with_pauses(deltas, self.limits.comment_s)
         try:
-            first = await while_connected(request, anext(deltas))
+            first = await while_connected(request, anext(source))
+            if first is None:
+                await self._check_prompts(asked)
         except BaseException:
-            await deltas.aclose()
+            await source.aclose()
             raise
-        return EventStream(_events(answer, first, deltas))
+        return EventStream(events(answer, first, source))
 
-
-async def _events(answer: Answer, first: tuple[int, Delta], deltas: Deltas) -> AsyncGenerator[bytes, None]:
-    try:
-        try:
-            yield _event(answer.chunks(*first))
-            async for index, delta in deltas:
-                chunks = answer.chunks(index, delta)
-                if chunks:
-                    yield _event(chunks)
-            yield _event(answer.usage_chunk()) + DONE
-        except Exception as error:
-            if not isinstance(error, OutriderError):
-                error_responses.logger.error("a stream failed", exc_info=error)
-            yield _event([error_responses.error_body(error)]) + DONE
-    finally:
-        await deltas.aclose()
-
-
-def _event(chunks: list[dict[str, object]]) -> bytes:
-    """Chunks of one delta as one write."""
-    return b"".join(b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n" for chunk in chunks)
+    async def _check_prompts(self, asked: list[GenerationRequest]) -> None:
+        """Raises RequestError for what the orchestrator would refuse when its turn has come."""
+        admission = Admission(self.codec, self.served.ids, self.served.context)
+        distinct = (
+            asked[:1] if asked[0].messages is not None else {(one.text, one.tokens): one for one in asked}.values()
+        )
+        for one in distinct:
+            await admission.admit(one)
 
 
 @contextlib.contextmanager

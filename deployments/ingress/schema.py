@@ -66,6 +66,8 @@ class Common(Body):
         list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]], Field(max_length=MAX_BAD_WORDS)
     ] = []
     ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None
@@ -84,6 +86,18 @@ class Common(Body):
         "guided_regex": "use structured_outputs.regex",
         "guided_choice": "use structured_outputs.choice",
         "guided_grammar": "use structured_outputs.grammar",
+        "length_penalty": "it belongs to beam search",
+        "early_stopping": "it belongs to beam search",
+        "return_token_ids": "speculation: {tokens: true} gives the id of every token",
+        "return_tokens_as_token_ids": "speculation: {tokens: true} gives the id of every token",
+        "spaces_between_special_tokens": "special tokens are joined to the text as they are",
+        "add_special_tokens": "send token ids to choose the special tokens of a prompt",
+        "kv_transfer_params": "this server moves no KV caches between servers",
+    }
+    harmless: ClassVar[dict[str, tuple[object, ...]]] = {
+        "length_penalty": (1,),
+        "spaces_between_special_tokens": (True, False),
+        "add_special_tokens": (True,),
     }
 
     @field_validator("stop", mode="before")
@@ -112,7 +126,7 @@ class Common(Body):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.stream_options is not None and not self.stream:
+        if self.stream_options is not None and self.stream_options.include_usage and not self.stream:
             raise InvalidSettingError("stream_options goes with stream: true", "stream_options")
         limit = self.length_limit()
         if limit is not None and self.min_tokens > limit:
@@ -211,6 +225,17 @@ class ChatRequest(Common):
         "web_search_options": "this server does not search the web",
         "echo": "it belongs to /v1/completions",
         "best_of": "it belongs to /v1/completions",
+        "chat_template": "conversations are written by the model's own template",
+        "chat_template_kwargs": "conversations are written by the model's own template",
+        "documents": "put them into a message",
+        "continue_final_message": "send the text so far to /v1/completions",
+        "add_generation_prompt": "an answer is always a new message; use /v1/completions",
+    }
+    harmless: ClassVar[dict[str, tuple[object, ...]]] = Common.harmless | {
+        "function_call": ("none", "auto"),
+        "best_of": (1,),
+        "add_generation_prompt": (True,),
+        "add_special_tokens": (False,),
     }
 
     @model_validator(mode="before")
@@ -223,19 +248,11 @@ class ChatRequest(Common):
     @field_validator("tools")
     @classmethod
     def _named_functions(cls, value: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        for tool in value:
-            function = tool.get("function")
-            if tool.get("type") != "function" or not isinstance(function, dict):
-                raise ValueError("each tool must be {type: 'function', function: {...}}")
-            if not isinstance(function.get("name"), str) or not function["name"]:
-                raise ValueError("each function needs a name")
-            if not isinstance(function.get("parameters", {}), dict):
-                raise ValueError("a function's parameters must be a JSON schema")
-        return value
+        return _checked_tools(value)
 
     @model_validator(mode="after")
     def _scores_fit(self) -> Self:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise InvalidSettingError("top_logprobs goes with logprobs: true", "top_logprobs")
         return self
 
@@ -252,7 +269,13 @@ class TokenizeRequest(Body):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] = []
     add_special_tokens: bool = True
+
+    @field_validator("tools")
+    @classmethod
+    def _named_functions(cls, value: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return _checked_tools(value)
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:
@@ -266,6 +289,24 @@ class DetokenizeRequest(Body):
 
     model: str | None = None
     tokens: list[Annotated[int, Field(ge=0)]]
+
+
+def _checked_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tools of a chat, without fields that say nothing."""
+    for tool in tools:
+        function = tool.get("function")
+        if tool.get("type") != "function" or not isinstance(function, dict):
+            raise ValueError("each tool must be {type: 'function', function: {...}}")
+        if not isinstance(function.get("name"), str) or not function["name"]:
+            raise ValueError("each function needs a name")
+        if not isinstance(function.get("parameters") or {}, dict):
+            raise ValueError("a function's parameters must be a JSON schema")
+    return [{**tool, "function": _without_nulls(tool["function"])} for tool in tools]
+
+
+def _without_nulls(function: dict[str, Any]) -> dict[str, Any]:
+    """A function's description without fields that say nothing, which chat templates would print."""
+    return {key: value for key, value in function.items() if value is not None}
 
 
 def _are_ids(value: list[Any]) -> bool:

@@ -34,7 +34,7 @@ class Codec(admission.Codec, Protocol):
     @property
     def vocabulary(self) -> int: ...
 
-    def decode(self, tokens: Sequence[int]) -> str: ...
+    def decode(self, tokens: Sequence[int], special: bool = False) -> str: ...
 
     def describe(self) -> dict[str, object]: ...
 
@@ -53,6 +53,10 @@ class Served:
     vocabulary: str = ""
     """Fingerprint of the target's vocabulary (cluster.models.references.vocabulary_fingerprint); empty where there
     is none."""
+    ids: int = 2**31
+    """Token ids are below this."""
+    closed_schemas: bool = True
+    """Whether objects of a client's JSON schema hold only the keys that it names, where it says nothing else."""
 
     sampling: Mapping[str, float] = field(default_factory=dict)
     """What requests get that do not say it: of temperature, top_p, top_k, min_p and repetition_penalty."""

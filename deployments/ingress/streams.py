@@ -18,9 +18,12 @@ class GoneError(Exception):
     """The client closed the connection before its answer was ready."""
 
 
-async def merged(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int, T], None]:
+async def merged(
+    streams: Sequence[AsyncIterator[T]], at_once: int | None = None
+) -> AsyncGenerator[tuple[int, T], None]:
     """Items of all streams as they come, with the stream's index. An error of one ends all.
 
+    at_once: so many streams run; the next one begins when one of them has ended, in their order. None: all do.
     Closing the generator closes every stream, also those in the middle of waiting.
     """
     if len(streams) == 1:
@@ -32,10 +35,13 @@ async def merged(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[in
         return
     queue: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(maxsize=2 * len(streams))
 
+    turns = asyncio.Semaphore(at_once or len(streams))
+
     async def pump(index: int, stream: AsyncIterator[T]) -> None:
         try:
-            async for item in stream:
-                await queue.put((index, item))
+            async with turns:
+                async for item in stream:
+                    await queue.put((index, item))
             await queue.put(None)
         except Exception as error:
             await queue.put(error)
@@ -57,6 +63,26 @@ async def merged(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[in
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def with_pauses(source: AsyncGenerator[T, None], period_s: float) -> AsyncGenerator[T | None, None]:
+    """The items of `source`, and None whenever none has come for `period_s`. Closing the generator closes `source`."""
+    task: asyncio.Future[T] | None = None
+    try:
+        while True:
+            task = asyncio.ensure_future(anext(source))
+            while not (await asyncio.wait({task}, timeout=period_s))[0]:
+                yield None
+            try:
+                item = task.result()
+            except StopAsyncIteration:
+                return
+            yield item
+    finally:
+        if task is not None and not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await source.aclose()
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:

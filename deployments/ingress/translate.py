@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from actors.errors import InvalidSettingError, PromptTooLongError, UnknownModelError
 from actors.messages import GenerationRequest, extend_key
 from actors.settings import SamplingSettings
+from deployments.ingress.grammars.structured_output import response_grammar, structured_grammar, tool_grammar
 from deployments.ingress.schema import ChatRequest, Common, CompletionRequest
 from deployments.ingress.service import Codec, Served
-from deployments.ingress.structured_output import response_grammar, structured_grammar, tool_grammar
 
 COMPLETION_TOKENS = 16
 """max_tokens of /v1/completions when absent, as OpenAI has it; a chat answer may fill the context."""
@@ -33,7 +33,10 @@ def derived_seed(seed: int, choice: int) -> int:
 def completion_requests(body: CompletionRequest, id_: str, codec: Codec, served: Served) -> list[GenerationRequest]:
     """One request per prompt and candidate, in the order of the choices. Raises RequestError."""
     check_model(body.model, served)
-    grammar = _one_grammar(response_grammar(body.response_format), structured_grammar(body.structured_outputs))
+    grammar = _one_grammar(
+        response_grammar(body.response_format, served.closed_schemas),
+        structured_grammar(body.structured_outputs, served.closed_schemas),
+    )
     sampling = _sampling(body, codec, body.length_limit() or COMPLETION_TOKENS, grammar, served.context)
     candidates = body.best_of or body.n
     if candidates > body.n and sampling.logprobs is None:  # the best is told by its log-probability
@@ -57,9 +60,9 @@ def chat_requests(body: ChatRequest, id_: str, codec: Codec, served: Served) -> 
     check_model(body.model, served)
     check_messages(len(body.messages), served)
     grammar = _one_grammar(
-        response_grammar(body.response_format),
-        structured_grammar(body.structured_outputs),
-        tool_grammar(body.tools, body.tool_choice),
+        response_grammar(body.response_format, served.closed_schemas),
+        structured_grammar(body.structured_outputs, served.closed_schemas),
+        tool_grammar(body.tools, body.tool_choice, served.closed_schemas),
     )
     sampling = _sampling(body, codec, body.length_limit() or served.context, grammar, served.context)
     tools = None if body.tool_choice == "none" else tuple(body.tools)
@@ -90,6 +93,7 @@ def _sampling(body: Common, codec: Codec, max_tokens: int, grammar: str | None, 
             "logit_bias",
             "min_tokens",
             "ignore_eos",
+            "skip_special_tokens",
         )
         if name in body.model_fields_set  # the orchestrator knows what the model gives to those that do not say it
     }

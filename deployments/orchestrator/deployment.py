@@ -23,9 +23,10 @@ from cluster.observability.otel_tracer import tracer_for
 from cluster.observability.ray_recorder import RayRecorder
 from deployments.orchestrator.answer_recording import answer_recorder
 from deployments.orchestrator.failover import leave_alone, take_over
-from deployments.orchestrator.handle import Call, LostError, over_grpc
+from deployments.orchestrator.handle import Call, LostError
 from deployments.orchestrator.heartbeat import SILENCE_S, SilenceError, listening, with_heartbeats
 from deployments.orchestrator.request_batching import Outcome, RequestBatcher, answered
+from deployments.runtime.ray_internals import over_grpc
 from deployments.tiers.actor_discovery import NamedActors
 from deployments.tiers.serve_status import overview
 
@@ -238,11 +239,13 @@ def _lost_or_own(error: Exception) -> Exception:
 
 def own_error(error: Exception) -> Exception:
     """The error that was raised at the other end of a handle, unwrapped."""
+    from ray.serve.exceptions import BackPressureError
+
     cause = getattr(error, "cause", None)
     if isinstance(cause, OutriderError):
         return cause
     if isinstance(error, OutriderError):
         return error
-    if type(error).__name__ == "BackPressureError":
+    if isinstance(error, BackPressureError):
         return UnavailableError("the orchestrators' queues are full")
     return EngineError(f"the orchestrator failed: {type(cause or error).__name__}")

@@ -19,11 +19,6 @@ class LostError(Exception):
     """Whoever was called is gone, or cannot be reached."""
 
 
-def over_grpc(handle: Any) -> Any:
-    """The same handle, with calls over gRPC, whatever the cluster's environment says."""
-    return handle.options(_by_reference=False)
-
-
 class Call(Generic[T]):
     """A streaming call that is under way. Iterating raises LostError, or what was raised at the other end; who gave up
     waiting for a piece may wait for it again."""

@@ -19,7 +19,7 @@ from cluster.config.deployment import DeploymentConfig, Proxy
 from cluster.scaling.placement import TierName
 from deployments.client.cluster_owner import refuse_others
 from deployments.client.http_service import check_ray_address
-from deployments.runtime import haproxy, ray_folder, serve_environment
+from deployments.runtime import haproxy, ray_folder, ray_internals, serve_environment
 
 OBJECT_STORE_BYTES = 200 * 1024 * 1024
 """Everything that crosses an actor boundary is small; Ray's default would take a third of the memory."""
@@ -178,7 +178,7 @@ def _delete(name: str) -> None:
     if not _asked_to_stop.is_set():
         serve.delete(name)
         return
-    serve.delete(name, _blocking=False)
+    ray_internals.begin_delete(name)
     deadline = time.monotonic() + STOP_S
     while name in serve.status().applications and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -219,10 +219,7 @@ def waits_for(found: Mapping[TierName, Mapping[str, Any]], seconds: float) -> st
 
 def _port(config: DeploymentConfig) -> int:
     """Where Serve listens: it keeps the port it was first started with, whatever a later application asks for."""
-    from ray.serve.context import _get_global_client
-
-    client = _get_global_client()
-    return int(client.http_config.port) if client is not None else config.ingress.port
+    return ray_internals.http_port() or config.ingress.port
 
 
 @contextlib.contextmanager

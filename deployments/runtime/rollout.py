@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from actors.errors import ConfigError, UnavailableError
+from actors.messages import DRAFTED
 from cluster.config.deployment import DraftChoice
 from cluster.distillation.evaluation import is_better
 from deployments.client.results import Result
@@ -211,7 +212,7 @@ def of_results(results: Sequence[Result]) -> Lengths:
         length = 0
         for origin in result.origins:
             length += 1
-            if origin != "accepted":
+            if origin not in DRAFTED:
                 lengths.append(length)
                 length = 0
         if length:

@@ -14,6 +14,7 @@ from typing import Any
 from actors.errors import ConfigError, UnavailableError
 from cluster.config.deployment import DeploymentConfig, DraftChoice
 from cluster.config.serve_names import DRAFT_TIER, ORCHESTRATOR
+from deployments.runtime import ray_internals
 
 
 class ServedApplication:
@@ -35,7 +36,7 @@ class ServedApplication:
         except Exception as error:
             raise ConfigError(f"{name!r} does not say how it was started: is it Outrider, of this version?") from error
         self.config = DeploymentConfig.model_validate(raw)
-        if DRAFT_TIER not in self._details()["deployments"]:
+        if DRAFT_TIER not in self._overview().deployments:
             raise ConfigError(f"{name!r} has no draft tier: its draft.kind is {self.config.draft.kind!r}")
 
     def choice(self) -> DraftChoice:
@@ -73,28 +74,26 @@ class ServedApplication:
 
     def _declare_again(self, choice: DraftChoice) -> None:
         """As `serve deploy` started it, together with all applications that were deployed so."""
-        from ray.serve.context import _get_global_client  # what Serve's REST API uses
-        from ray.serve.schema import ServeDeploySchema
-
-        client = _get_global_client()
-        files = [app["deployed_app_config"] for app in client.get_serve_details()["applications"].values()]
+        files = [app["deployed_app_config"] for app in ray_internals.application_details().values()]
         files = [with_user_config(file, choice) if file["name"] == self._name else file for file in files if file]
         with _explained(choice):
-            client.deploy_apps(ServeDeploySchema.model_validate({"applications": files}))
+            ray_internals.deploy(files)
             self._await_running(time.monotonic)
 
     def _await_running(self, clock: Callable[[], float]) -> None:
         deadline = clock() + self._limit_s
-        while (details := self._details())["status"] != "RUNNING":
-            if details["status"] == "DEPLOY_FAILED" or clock() > deadline:
-                raise RuntimeError(details["message"] or f"it is {details['status']}")
+        while (overview := self._overview()).status.value != "RUNNING":
+            if overview.status.value == "DEPLOY_FAILED" or clock() > deadline:
+                raise RuntimeError(overview.message or f"it is {overview.status.value}")
             time.sleep(0.2)
 
     def _details(self) -> dict[str, Any]:
-        from ray.serve.context import _get_global_client
+        return ray_internals.application_details()[self._name]
 
-        found: dict[str, Any] = _get_global_client().get_serve_details()["applications"][self._name]
-        return found
+    def _overview(self) -> Any:
+        from ray import serve
+
+        return serve.status().applications[self._name]
 
 
 def with_user_config(file: dict[str, Any], choice: DraftChoice) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 from cluster.config.deployment import DeploymentConfig
 from cluster.config.serve_names import TIER_DEPLOYMENTS
 from cluster.scaling.placement import Node, TierName, bundles, obstacle
+from deployments.runtime.ray_internals import free_resources
 
 
 async def overview(application: str, config: DeploymentConfig) -> dict[TierName, dict[str, Any]]:
@@ -41,9 +42,8 @@ def look(application: str, config: DeploymentConfig) -> dict[TierName, dict[str,
 def nodes() -> list[Node]:
     """The cluster's living nodes."""
     import ray
-    from ray._private.state import available_resources_per_node  # public only as a sum over all nodes
 
-    free = available_resources_per_node()
+    free = free_resources()
     return [
         Node(node["Resources"], free.get(node["NodeID"], {}), node.get("Labels") or {})
         for node in ray.nodes()

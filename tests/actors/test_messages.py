@@ -7,6 +7,7 @@ import pickle
 import pytest
 
 from actors.errors import OverloadedError
+from actors.features import Features
 from actors.messages import Alternatives, CommitUpdate, Expansion, Support, VerificationResult
 
 FULL = VerificationResult(
@@ -29,6 +30,8 @@ FULL = VerificationResult(
         Expansion(9, 3, (1,), (0.5,), Support((1, 2), (0.5, 0.5))),
         CommitUpdate("s", 3, (1, 2)),
         CommitUpdate("s", 3, (), declined=True),
+        CommitUpdate("s", 3, (1,), features=Features("print", 2, 1, b"\x00\x3f")),
+        VerificationResult("s", 3, (1,), features=Features("print", 2, 1, b"\x00\x3f")),
         VerificationResult("s", 3, (1,)),
         VerificationResult("s", 3, (1,), 4, 1),
         VerificationResult("s", 3, (1,), declined=True),
@@ -46,3 +49,12 @@ def test_a_verdict_brings_its_error_along() -> None:
     )
     assert isinstance(found.error, OverloadedError)
     assert str(found.error) == "all slots are taken"
+
+
+def test_a_branch_that_came_true_is_told_apart() -> None:
+    """Of three draft tokens two are accepted, the second of which had been named beside a more likely one."""
+    result = VerificationResult("s", 4, (7, 8, 9), proposed=3, accepted=2, branches=(1,))
+    assert result.origins() == ["accepted", "branch", "correction"]
+    assert pickle.loads(pickle.dumps(result)) == result
+    result.cut(1)
+    assert (result.branches, result.origins()) == ((), ["accepted"])

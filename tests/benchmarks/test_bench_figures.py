@@ -20,7 +20,9 @@ from benchmarks.support.figures import (
     steady,
     summarise,
 )
-from benchmarks.support.report import Goal, Row, Section, plot, provenance, to_json
+from benchmarks.support.goals import Goal
+from benchmarks.support.provenance import provenance
+from benchmarks.support.report import Row, Section, plot, to_json
 from benchmarks.support.timed_actors import PassNote, ReplicaNotes, StepNote
 
 REFERENCE = Limits(pass_s=0.025, step_s=0.003, acceptance=0.8)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from actors.settings import TreeSettings
-from benchmarks.pipeline import run
+from benchmarks.__main__ import main
 from benchmarks.pipeline_scenarios import emulated
 from benchmarks.support.actor_rig import LocalRig, RigPlan
 from benchmarks.support.load_runner import Lab, Load, Measured
@@ -95,8 +95,8 @@ def test_requests_are_the_same_for_every_way_and_other_ones_in_every_repeat() ->
 
 def test_the_command_writes_what_it_measured(tmp_path: Path) -> None:
     out, timeline = tmp_path / "out", tmp_path / "trace.json"
-    arguments = ["--scenario", "one-sequence", "--repeats", "1", "--tokens", "48", "--pass-ms", "4", "--step-ms", "0.5"]
-    code = run([*arguments, "--in-process", "--out", str(out), "--trace", str(timeline)])
+    arguments = ["one-sequence", "--repeats", "1", "--tokens", "48", "--pass-ms", "4", "--step-ms", "0.5"]
+    code = main([*arguments, "--in-process", "--out", str(out), "--trace", str(timeline)])
     written = json.loads((out / "bench.json").read_text())
     assert [row["label"] for row in written["sections"][0]["rows"]] == list(MODES)
     assert code == int(not all(goal["reached"] for s in written["sections"] for goal in s["goals"]))

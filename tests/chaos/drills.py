@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from actors.messages import GenerationRequest
+from actors.messages import DRAFTED, GenerationRequest
 from actors.settings import SamplingSettings
 from benchmarks.support import emulated_application
 from benchmarks.support.checked_load import CheckedLoad, Told
@@ -57,5 +57,5 @@ async def accepted(service: HttpService, number: int) -> int:
     prompt = emulated_application.request(number).tokens
     got = 0
     async for delta in service.generate(GenerationRequest(f"probe-{number}", sampling, tokens=prompt)):
-        got += sum(origin == "accepted" for origin in delta.origins)
+        got += sum(origin in DRAFTED for origin in delta.origins)
     return got

@@ -42,7 +42,7 @@ class ToyTarget:
         self.outputs: dict[int, list[int]] = {}
 
     def card(self) -> ModelCard:
-        return ModelCard("toy", self.model.vocabulary, 64, self.slots)
+        return ModelCard("toy", self.model.vocabulary, 64, self.slots, trees=True)
 
     def attach(self, slot: int, opening: OpenSequence) -> None:
         self.openings[slot], self.outputs[slot] = opening, list(opening.committed)
@@ -51,8 +51,11 @@ class ToyTarget:
         logits, blocks = [], []
         for row in rows:
             opening, output, drafts = self.openings[row.slot], self.outputs[row.slot], row.proposal.tokens
-            prefix = [*opening.prompt, *output]
-            logits += [self.model.logits([*prefix, *drafts[:i]]) for i in range(len(drafts) + 1)]
+            prefix, parents = [*opening.prompt, *output], row.proposal.parents
+            branches: list[list[int]] = [[]]  # what each row follows
+            for i, token in enumerate(drafts):
+                branches.append([*branches[(parents[i] if parents else i - 1) + 1], token])
+            logits += [self.model.logits([*prefix, *branch]) for branch in branches]
             supports = row.proposal.supports
             blocks.append(
                 Block(
@@ -64,6 +67,7 @@ class ToyTarget:
                     drafts,
                     supports,
                     rule=self.rule,
+                    parents=parents,
                     sequence=opening.sequence,
                 )
             )

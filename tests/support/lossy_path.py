@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from actors.algorithms.control.lookahead import LookaheadController, Phase
 from actors.algorithms.outcome_tree import Forest
-from actors.engines.protocol import DraftModel, TargetModel
+from actors.engines.protocol import DraftModel, FeatureReader, TargetModel
 from actors.messages import (
     Alternatives,
     Expansion,
@@ -47,7 +47,7 @@ class RandomLookahead(LookaheadController):
         super().__init__(settings, "coupled")
         self._rng = rng
 
-    def plan(self, paths: Mapping[str, Sequence[float]], *tokens: int) -> dict[str, int]:
+    def plan(self, paths: Mapping[str, Sequence[float]], *rest: object) -> dict[str, int]:
         return {name: self._rng.randint(0, len(path)) for name, path in paths.items()}
 
 
@@ -94,13 +94,16 @@ class LossyPath:
     proposed: int = 0
     accepted: int = 0
     passes: int = 0
+    branches: int = 0
+    """Accepted tokens that were alternatives to a more likely one in the same pass."""
     lengths: set[int] = field(default_factory=set)
     """Lookaheads that occurred."""
 
     def run(self, openings: Sequence[OpenSequence]) -> dict[str, Answer]:
         """The answers by sequence, at most settings.slots at a time."""
         controller = self.controller(self.settings.lookahead, self.settings.rule)
-        broker = ProposalBroker(self.settings, self.target.card().vocabulary, self.clock, controller)
+        card = self.target.card()
+        broker = ProposalBroker(self.settings, card.vocabulary, self.clock, controller, trees=card.trees)
         self._forest = Forest(self.tree)
         scheduler = Scheduler(self.target, self.settings, broker, self.clock)
         answers = {opening.sequence: Answer() for opening in openings}
@@ -141,6 +144,7 @@ class LossyPath:
         self.passes += 1
         self.proposed += result.proposed
         self.accepted += result.accepted
+        self.branches += len(result.branches)
         self.lengths.add(result.proposed)
 
     def _open_draft(self, opening: OpenSequence) -> None:
@@ -166,6 +170,9 @@ class LossyPath:
         assert isinstance(fresh, int)  # all commits arrive, in order
         if fresh:
             self.draft.advance(name, result.tokens[-fresh:])
+        if result.features is not None and isinstance(self.draft, FeatureReader):
+            for _ in range(self.rng.choice((0, 1, 1, 2))):  # lost, or told twice
+                self.draft.read_features(name, result.features)
 
     def _draft_step(self) -> dict[str, list[Expansion]]:
         asked = self._forest.frontier(self.tree.width)

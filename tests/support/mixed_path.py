@@ -60,8 +60,8 @@ class TryingLookahead(LookaheadController):
         super().__init__(settings, rule, probe_after=4)
         self._committed = 0
 
-    def observe_block(self, sequence: str, confidences: Sequence[float], accepted: int) -> None:
-        super().observe_block(sequence, confidences, accepted)
+    def observe_block(self, sequence: str, confidences: Sequence[float], accepted: int, branches: int = 0) -> None:
+        super().observe_block(sequence, confidences, accepted, branches)
         self._committed += accepted
 
     def observe_pass(self, tokens: int, rows: int, seconds: float, prompt_tokens: int = 0) -> None:
@@ -75,7 +75,7 @@ class HalvingLookahead(TryingLookahead):
     a probe, which every pass is (where halving changed a pass by less than a quarter, it was tried again in the next);
     and the bar is what sequences with drafts commit, by the time of all."""
 
-    def plan(self, paths: Mapping[str, Sequence[float]], plain_tokens: int) -> dict[str, int]:
+    def plan(self, paths: Mapping[str, Sequence[float]], plain_tokens: int, *rest: object) -> dict[str, int]:
         gains = [(-reach, name) for name, path in paths.items() for reach in accumulate(self._trusted(name, path), mul)]
         chosen = dict.fromkeys(paths, 0)
         committed, seconds = float(len(paths)), self.cost(plain_tokens)

@@ -95,6 +95,8 @@ class Sweep:
     proposed: int = 0
     accepted: int = 0
     passes: int = 0
+    branches: int = 0
+    """Accepted tokens that were alternatives to a more likely one in the same pass."""
     lookaheads: set[int] = field(default_factory=set)
     settings: int = 0
     errors: int = 0
@@ -142,7 +144,7 @@ def sweep(
     for name, answer in path.run(openings).items():
         compare(found, name, references[name], answer)
     found.proposed, found.accepted, found.passes = path.proposed, path.accepted, path.passes
-    found.lookaheads = path.lengths
+    found.lookaheads, found.branches = path.lengths, path.branches
     return found
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import torch
+from random_llama import random_llama
 from tiny import byte_codec
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from actors.algorithms.grammar import GrammarCompiler
 from actors.engines.lookup.predicted_draft import PredictedDraft
@@ -19,9 +18,8 @@ CODEC = byte_codec()
 
 def model() -> CausalLM:
     """The same weights each time."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=CODEC.vocabulary,
+    module = random_llama(
+        CODEC.vocabulary,
         hidden_size=16,
         intermediate_size=16,
         num_hidden_layers=1,
@@ -29,7 +27,7 @@ def model() -> CausalLM:
         num_key_value_heads=1,
         initializer_range=0.3,
     )
-    return CausalLM(LlamaForCausalLM(config).double(), name="small", eos=(0,))
+    return CausalLM(module.double(), name="small", eos=(0,))
 
 
 def target(settings: TargetSettings) -> TargetModel:

@@ -68,7 +68,7 @@ class Reciter:
         says = self.says if isinstance(self.says, str) else self.says[len(self.requests) % len(self.says)]
         script = self.codec.encode(says)
         tokens = script[: sampling.max_tokens]
-        stream = self.codec.stream((), sampling.stop, sampling.min_tokens)
+        stream = self.codec.stream((), sampling.stop, sampling.min_tokens, not sampling.skip_special_tokens)
         sent = 0
         for number, start in enumerate(range(0, len(tokens), self.block)):
             if number == self.failure_after:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
+from random_llama import random_llama
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from actors.engines.transformers.causal_lm import CausalLM
 from actors.text.codec import TextCodec
@@ -57,19 +57,7 @@ DRAFT = merging("he", "ll", " c", " th", "at")
 
 def module(codec: TextCodec, seed: int) -> LlamaForCausalLM:
     """A random Llama in float64."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=codec.vocabulary,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.2,
-        attn_implementation="sdpa",
-    )
-    return LlamaForCausalLM(config).double().eval()
+    return random_llama(codec.vocabulary, seed).double()
 
 
 def llama(codec: TextCodec, seed: int) -> CausalLM:

@@ -17,6 +17,9 @@ CATCHING_UP = 1.2
 the draft time for a deep tree under whatever it commits, and few of those are misses. (Measured with
 cluster.planning.simulator: 1.0 waits too often when many sequences share a pass, 1.3 too rarely for one sequence.)"""
 
+LONGEST_SHARE = 1.0
+"""All holds before one pass add up to at most so many usual passes: enough for a draft and a target to take turns."""
+
 SOONEST_S = 2e-4
 """Waits shorter than this are not worth a timer."""
 
@@ -50,10 +53,15 @@ class _Arrival:
 
 
 class HoldPolicy:
-    """Decides when to hold a pass of one target. longest: seconds that all holds before one pass may add up to."""
+    """Decides when to hold a pass of one target.
 
-    def __init__(self, longest: float) -> None:
-        self._longest = longest
+    cap: seconds that all holds before one pass may add up to; None leaves it to what passes take (LONGEST_SHARE).
+    """
+
+    def __init__(self, cap: float | None = None) -> None:
+        self._cap = cap
+        self._pass_seconds = 0.0
+        """Of a usual pass; 0 while none was seen."""
         self._followed: set[str] = set()
         """Sequences for which drafts have come before."""
         self._first = _Arrival()
@@ -61,6 +69,9 @@ class HoldPolicy:
         self._next = _Arrival()
         """From one draft token of a sequence to its next."""
         self._acceptance = 0.7
+        """Of the draft's first guess."""
+        self._any = 0.7
+        """Of any guess that was verified in the same place: where trees are verified, more."""
         self._committed = 0.0
         self._seconds = 0.0
         self._since: float | None = None
@@ -78,14 +89,17 @@ class HoldPolicy:
         """The sequence has ended."""
         self._followed.discard(sequence)
 
-    def end_pass(self, rows: int, accepted: int, tried: int, seconds: float) -> None:
-        """A pass of `seconds` over `rows` sequences accepted `accepted` of `tried` tokens up to each rejection."""
+    def end_pass(self, rows: int, accepted: int, tried: int, seconds: float, branches: int = 0) -> None:
+        """A pass of `seconds` over `rows` sequences accepted draft tokens in `accepted` of `tried` places up to each
+        rejection, `branches` of which were not the first guess there."""
         held = self._elapsed(self._now)
+        self._pass_seconds += (0.1 if self._pass_seconds else 1.0) * (seconds - self._pass_seconds)
         self._committed += 0.05 * (rows + accepted - self._committed)
         self._seconds += 0.05 * (seconds + held - self._seconds)
         if tried:
             weight = tried / (tried + 50.0)
-            self._acceptance += weight * (accepted / tried - self._acceptance)
+            self._acceptance += weight * ((accepted - branches) / tried - self._acceptance)
+            self._any += weight * (accepted / tried - self._any)
         self._first.end_hold()
         self._next.end_hold()
         self._since = None
@@ -107,7 +121,7 @@ class HoldPolicy:
         due = [0] * limit
         for count in awaited.values():
             due[count] += 1
-        left = self._longest - self._elapsed(now)
+        left = self._longest(demanded) - self._elapsed(now)
         if left < SOONEST_S or not awaited:
             return 0.0
         wait = (left if any(due[:demanded]) else 0.0) if demanded else self._worth(now, due, left, token_seconds)
@@ -115,6 +129,13 @@ class HoldPolicy:
             return 0.0
         self._idle_passes = 0
         return wait
+
+    def _longest(self, demanded: int) -> float:
+        """Seconds that all holds before this pass may add up to. Who demands to wait is bounded by the cap alone."""
+        share = LONGEST_SHARE * self._pass_seconds
+        if self._cap is None:
+            return share
+        return self._cap if demanded else min(share, self._cap)
 
     def _elapsed(self, now: float) -> float:
         return 0.0 if self._since is None else now - self._since
@@ -144,7 +165,8 @@ class HoldPolicy:
             return left if due[0] else 0.0
         limit = len(due)
         rate = self._committed / self._seconds if self._seconds > 0.0 else 0.0
-        values = [max(0.0, self._acceptance ** (n + 1) - rate * token_seconds) for n in range(limit)]
+        # The next token of a path comes with its alternatives.
+        values = [max(0.0, self._acceptance**n * self._any - rate * token_seconds) for n in range(limit)]
         gap = max(self._next.seconds or usual / 2, SOONEST_S)
         # What is overdue is expected to take as long again.
         first_in, next_in = abs(usual - self._elapsed(now)), abs(gap - (now - self._grew_at))

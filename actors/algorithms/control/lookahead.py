@@ -13,12 +13,14 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Literal
 
 from actors.algorithms.control.cost import PassCost
 from actors.algorithms.control.hold_policy import HoldPolicy
 from actors.algorithms.control.payoff import Payoff
 from actors.algorithms.draft_path import DraftPath, OpenPath
+from actors.algorithms.draft_tree import depths, reaches
 from actors.settings import LookaheadSettings, Rule
 
 
@@ -66,6 +68,8 @@ PROBE = 64
 """Passes of like size after which one of another size is run: without, the cost of a token could not be told."""
 
 
+NO_TREES: Mapping[str, Sequence[int]] = {}
+
 Phase = Literal["usual", "off", "probing", "trying"]
 """trying: on or off, to find out by the wall clock which is better (payoff.py)."""
 
@@ -107,13 +111,15 @@ class LookaheadController:
         self._settings = settings
         self._path = OpenPath if rule == "coupled" else DraftPath
         self._trust: dict[str, _Trust] = {}
-        self._waiting = HoldPolicy(settings.max_wait_ms / 1e3)
-        self._accepted = self._tried = 0
+        self._waiting = HoldPolicy(None if settings.max_wait_ms is None else settings.max_wait_ms / 1e3)
+        self._accepted = self._tried = self._branches = 0
         self._usual_tokens = 0.0
         self._probe_after = probe_after
         self._alike = probe_after - 4
         self._gain = _FIRST_GAIN
         self._payoff = Payoff(OFF_BELOW)
+        self._bar = 0.0
+        """Reach at which a token committed just what its place in a pass was worth, lately."""
 
     # -- lookahead -----------------------------------------------------------------------------------------------
 
@@ -132,11 +138,17 @@ class LookaheadController:
             return "probing"
         return "off" if self.is_off else "usual"
 
-    def plan(self, paths: Mapping[str, Sequence[float]], plain_tokens: int) -> dict[str, int]:
-        """Lookahead of each sequence in the pass that is formed now.
+    def plan(
+        self,
+        paths: Mapping[str, Sequence[float]],
+        plain_tokens: int,
+        trees: Mapping[str, Sequence[int]] = NO_TREES,
+    ) -> dict[str, int]:
+        """Lookahead of each sequence in the pass that is formed now: how many of its draft tokens are verified.
 
         paths: confidences of the draft tokens at hand. plain_tokens: tokens in the pass without any of them, not
-        counting chunks of prompts: one for each sequence that decodes.
+        counting chunks of prompts: one for each sequence that decodes. trees: the parents of those draft tokens that
+        are trees, best nodes first (coupled rule and adaptive mode only); see draft_tree.py.
         """
         settings = self._settings
         if settings.mode != "adaptive":
@@ -144,8 +156,11 @@ class LookaheadController:
             self._expect(paths, float(limit > 0))
             return {name: min(len(path), limit) for name, path in paths.items()}
         depth = settings.maximum
-        views = [self._path(self._trusted(name, path[:depth])) for name, path in paths.items()]
-        prospects = [view.prospect(depth) for view in views]
+        views = [
+            self._tree(name, path, trees[name]) if name in trees else self._path(self._trusted(name, path[:depth]))
+            for name, path in paths.items()
+        ]
+        prospects = [view.prospect(max(depth, settings.tree)) for view in views]
         self._expect(paths, choose(prospects, self.cost, plain_tokens))
         if self.phase == "probing":
             self._probe(views, plain_tokens)
@@ -193,10 +208,31 @@ class LookaheadController:
         factor = trust.factor()
         return [min(1.0, factor * confidence) for confidence in path]
 
-    def observe_block(self, sequence: str, confidences: Sequence[float], accepted: int) -> None:
-        """Of a proposal with these confidences, the first `accepted` tokens were accepted."""
+    @property
+    def least_reach(self) -> float:
+        """Nodes below this need not be looked at: far less likely than any that was worth verifying lately."""
+        return 0.5 * self._bar
+
+    def _tree(self, name: str, confidences: Sequence[float], parents: Sequence[int]) -> DraftPath:
+        """Its nodes, whose chances count as far as those of this sequence are kept."""
+        reach = reaches(confidences, parents)
+        trust = self._trust.get(name)
+        if trust is not None:
+            trust.fade()
+            factor = trust.factor()
+            trusted = [min(1.0, r * factor**depth) for r, depth in zip(reach, depths(parents), strict=True)]
+            reach = list(accumulate(trusted, min))  # cut in the order in which they come
+        return OpenPath.over(reach)
+
+    def observe_block(self, sequence: str, confidences: Sequence[float], accepted: int, branches: int = 0) -> None:
+        """Of a proposal with these confidences, the first `accepted` tokens were accepted.
+
+        Of a tree, they are the chances that one of the children comes true, at each node that was come to
+        (draft_tree.branch_chances), and `branches` of those that did were not the most likely ones.
+        """
         self._trust.setdefault(sequence, _Trust()).observe(confidences, accepted)
         self._accepted += accepted
+        self._branches += branches
         self._tried += min(accepted + 1, len(confidences))
 
     def observe_pass(self, tokens: int, rows: int, seconds: float, prompt_tokens: int = 0) -> None:
@@ -207,8 +243,10 @@ class LookaheadController:
             alike = usual > 0 and 0.75 < tokens / usual < 1.33
             self._alike = self._alike + 1 if alike else 0
             self._usual_tokens += 0.2 * (tokens - self._usual_tokens) if self._usual_tokens else tokens
-            self._waiting.end_pass(rows, self._accepted, self._tried, seconds)
-        self._accepted = self._tried = 0
+            bar = self.cost.slope * (rows + self._accepted) / seconds
+            self._bar += 0.2 * (bar - self._bar)
+            self._waiting.end_pass(rows, self._accepted, self._tried, seconds, self._branches)
+        self._accepted = self._tried = self._branches = 0
 
     def observe_progress(self, rows: int, tokens: int, seconds: float, *, full: bool) -> None:
         """Passes without a pause in between: one ended `seconds` after the one before it, by the wall clock.
@@ -230,11 +268,12 @@ class LookaheadController:
         """Seconds that the pass about to be formed is worth holding from `now` on; 0 means go.
 
         ready: draft tokens at hand, for each sequence that could use some. plain: other sequences in the pass.
-        To be asked again whenever drafts arrive. All holds before one pass add up to at most max_wait_ms.
+        To be asked again whenever drafts arrive. All holds before one pass add up to at most a usual pass, and to at
+        most max_wait_ms where that is set. Nothing is held while nothing is verified.
         """
         settings = self._settings
         limit = self._scheduled(len(ready) + plain) if settings.mode == "scheduled" else settings.maximum
-        if settings.wait == "never" or not ready or limit == 0:
+        if settings.wait == "never" or not ready or limit == 0 or (settings.wait == "adaptive" and self.is_off):
             return 0.0
         demanded = {"adaptive": 0, "bounded": 1, "full": limit}[settings.wait]
         return self._waiting.hold(now, ready, limit, self.cost.slope, demanded)

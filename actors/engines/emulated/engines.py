@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from actors.algorithms.draft_tree import rejected, walk
 from actors.engines.emulated.language import Language, draw_key, ranked_tokens, token_at, uniform
 from actors.engines.emulated.presets import DraftSpec, TargetSpec
 from actors.engines.emulated.timing import Faults, Pacer
@@ -44,6 +45,27 @@ class _Slot:
     cached: int = 0
 
 
+class _Said:
+    """The target's own tokens along a walk, which asks for them in order (algorithms/draft_tree.Choices)."""
+
+    def __init__(self, slot: _Slot, language: Language) -> None:
+        self._slot, self._language = slot, language
+        self.keys: list[int] = []
+        """Of the prefix before each token."""
+        self.tokens: list[int] = []
+
+    def __getitem__(self, row: int, /) -> int:
+        slot, place = self._slot, len(self.tokens)
+        self.keys.append(extend_key(self.keys[-1], self.tokens[-1]) if place else slot.key)
+        self.tokens.append(token_at(self.keys[-1], len(slot.committed) + place, slot.opening, self._language))
+        return self.tokens[-1]
+
+
+def _is_tree(tokens: Sequence[int], parents: Sequence[int]) -> bool:
+    first = all(-1 <= parent < i for i, parent in enumerate(parents))
+    return first and len(tokens) == len(parents) == len(set(zip(parents, tokens, strict=True)))
+
+
 class EmulatedTarget:
     """A target whose token is a hash of the prefix, and of the seed when sampling.
 
@@ -69,7 +91,7 @@ class EmulatedTarget:
         self._slots: dict[int, _Slot] = {}
 
     def card(self) -> ModelCard:
-        return _card(self._name, self.spec.language, self.settings)
+        return replace(_card(self._name, self.spec.language, self.settings), trees=True)
 
     def attach(self, slot: int, opening: OpenSequence) -> None:
         """Take `opening` into `slot`. Raises InvalidSettingError for settings that only a real model can honour."""
@@ -110,34 +132,30 @@ class EmulatedTarget:
             return None
         if end != len(slot.committed):
             raise EngineError(f"slot {row.slot}: asked to decide at {end}, {len(slot.committed)} are committed")
-        return self._decide(slot, drafts)
+        parents = row.proposal.parents
+        if parents and not _is_tree(drafts, parents):
+            raise EngineError(f"slot {row.slot}: the drafts are no tree whose parents come first and siblings differ")
+        return self._decide(slot, drafts, parents)
 
-    def _decide(self, slot: _Slot, drafts: Sequence[int]) -> VerificationResult:
-        opening, key, position = slot.opening, slot.key, len(slot.committed)
-        sampling = opening.sampling
-        tokens: list[int] = []
-        views: list[Alternatives] = []
-        accepted = 0
-        while True:
-            token = token_at(key, position + len(tokens), opening, self.spec.language)
-            tokens.append(token)
-            if sampling.logprobs is not None:
-                views.append(self._view(key, token, sampling.logprobs))
-            if accepted == len(drafts) or token != drafts[accepted]:
-                break
-            accepted += 1
-            key = extend_key(key, token)
-        slot.cached = position + accepted
-        margins = (1.0,) * len(tokens) if sampling.margins else ()
+    def _decide(self, slot: _Slot, drafts: Sequence[int], parents: Sequence[int]) -> VerificationResult:
+        sampling = slot.opening.sampling
+        said = _Said(slot, self.spec.language)
+        path = walk(drafts, parents, said)
+        slot.cached = len(slot.committed) + len(path)
+        views: tuple[Alternatives, ...] = ()
+        if sampling.logprobs is not None:
+            choices = zip(said.keys, said.tokens, strict=True)
+            views = tuple(self._view(key, token, sampling.logprobs) for key, token in choices)
+        margins = (1.0,) * len(said.tokens) if sampling.margins else ()
         return VerificationResult(
-            opening.sequence,
-            position,
-            tuple(tokens),
+            slot.opening.sequence,
+            len(slot.committed),
+            tuple(said.tokens),
             len(drafts),
-            accepted,
-            alternatives=tuple(views),
+            len(path),
+            alternatives=views,
             margins=margins,
-            rejected=tuple(drafts[accepted:]) if sampling.margins else (),
+            rejected=rejected(drafts, parents, said.tokens[: len(path)]) if sampling.margins else (),
         )
 
     def _view(self, key: int, token: int, count: int) -> Alternatives:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from actors.engines.lookup.prompt_lookup import LookupSettings, PromptLookupDraft
-from actors.engines.protocol import DraftModel, Expand, ModelCard, Ranked, ReportsFacts
+from actors.engines.protocol import DraftModel, Expand, FeatureReader, ModelCard, Ranked, ReportsFacts
+from actors.features import Features
 from actors.messages import OpenSequence
 from actors.settings import DraftSettings
 
@@ -50,6 +51,11 @@ class PredictedDraft:
         self._draft.advance(sequence, tokens)
         if sequence in self._predicted:
             self._lookup.advance(sequence, tokens)
+
+    def read_features(self, sequence: str, features: Features) -> None:
+        """See protocol.FeatureReader; a draft that reads none drops them."""
+        if isinstance(self._draft, FeatureReader):
+            self._draft.read_features(sequence, features)
 
     def expand(self, requests: Sequence[Expand]) -> list[Ranked]:
         """Chains of the prediction where it goes on from a prefix, and the draft's own answers elsewhere."""

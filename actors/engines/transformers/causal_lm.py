@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from actors.engines.transformers.fast_linear import optimise_for_small_blocks
+from actors.engines.transformers.fixed_shapes import BLOCK, CELLS, TileLayout, require_fixed_shapes, tiles_of
 from actors.engines.transformers.graphs import Compile, GraphedPasses, Record, StaticLayout
 from actors.engines.transformers.slots import (
     ATTENTION,
     Attending,
     HeadShape,
     Layout,
+    Move,
     Probe,
     SlotCache,
     SlotRow,
@@ -38,7 +40,9 @@ class CausalLM:
         the model's own layers.
     record: how small passes are recorded to be replayed (see graphs.py); None runs every pass anew.
     compile: what makes such a pass faster before it is recorded; None takes it as it is.
-    Raises ConfigError when the model does not attend in a way that slots can give.
+    deterministic: run passes of one fixed shape, so that a token's logits do not depend on what else is in its pass
+        (see fixed_shapes.py), with as many threads as torch has now.
+    Raises ConfigError when the model does not attend in a way that slots can give, or cannot be deterministic.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class CausalLM:
         packed: torch.dtype | None = torch.float32,
         record: Record | None = None,
         compile: Compile | None = None,
+        deterministic: bool = False,
     ) -> None:
         self.module: Any = module.eval().requires_grad_(False)
         self._record, self._compile = record, compile
@@ -63,6 +68,10 @@ class CausalLM:
         self.vocabulary = None if vocabulary is None else vocabulary.to(self.device, torch.int64)
         if self.vocabulary is not None:
             self._restrict_head(self.vocabulary)
+        self.deterministic = deterministic
+        self._threads = torch.get_num_threads()
+        if deterministic:
+            require_fixed_shapes(self.module, name, self.device)
         _use_slot_attention(self.module, name)
         if self.device.type == "cpu" and packed is not None:
             optimise_for_small_blocks(self.module, weights=packed)
@@ -73,11 +82,17 @@ class CausalLM:
         if longest is not None and context > longest:
             raise ConfigError(f"context {context} is above the {longest} positions that {self.name} was made for")
         shapes = self._probe(context)
+        if self.deterministic:
+            if scratch:
+                raise ConfigError("a deterministic model computes continuations of a prefix, no trees")
+            context += -context % CELLS
         return SlotCache(shapes, slots=slots, context=context, scratch=scratch, dtype=self.dtype, device=self.device)
 
     @torch.inference_mode()
     def run(self, cache: SlotCache, rows: Sequence[SlotRow], keep: Sequence[int]) -> Tensor:
         """One pass. Returns the logits [len(keep), V'] after the tokens `keep`, counted through all rows."""
+        if self.deterministic:
+            return self._run_tiles(cache, rows, keep)
         if self._record is not None:
             graphed = self._graphed(cache).run(rows, keep)
             if graphed is not None:
@@ -86,6 +101,30 @@ class CausalLM:
         kept = torch.tensor(keep, dtype=torch.long, device=self.device)
         logits: Tensor = self._call(layout.tokens, layout.positions, kept, layout)[0]
         return logits
+
+    def move(self, cache: SlotCache, moves: Sequence[Move]) -> None:
+        """Copy tree nodes that came true into the prefixes of their slots."""
+        cache.move(moves)
+
+    def _run_tiles(self, cache: SlotCache, rows: Sequence[SlotRow], keep: Sequence[int]) -> Tensor:
+        if torch.get_num_threads() != self._threads:  # each thread of Python's has a number of its own
+            torch.set_num_threads(self._threads)
+        wanted = set(keep)
+        parts: list[Tensor] = []
+        found: dict[int, int] = {}
+        for segments in tiles_of(rows):
+            layout = TileLayout(cache, segments)
+            places: list[int] = []
+            for segment in segments:
+                for i in range(len(segment.tokens)):
+                    if segment.first + i in wanted:
+                        found[segment.first + i] = len(found)
+                        places.append(segment.place + i)
+            # The head, too, runs over all places, or over none.
+            heads = torch.arange(BLOCK if places else 0)
+            logits = self._call(layout.tokens, layout.positions, heads, layout)[0]
+            parts.append(logits[places])
+        return torch.cat(parts)[[found[i] for i in keep]]
 
     def _graphed(self, cache: SlotCache) -> GraphedPasses:
         if id(cache) not in self._graphs:
@@ -136,7 +175,7 @@ class CausalLM:
 def _use_slot_attention(module: Any, name: str) -> None:
     from transformers import AttentionInterface
 
-    if not getattr(module, "_supports_attention_backend", False):
+    if not module.is_backend_compatible():
         raise ConfigError(
             f"{name} ({type(module).__name__}) does not let its attention be replaced; use the vllm engine for it"
         )

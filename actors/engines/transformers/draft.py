@@ -46,6 +46,8 @@ class _Session:
         self.key = prefix_key(self.tokens)
         self.cached = 0
         """How many of `tokens` have their keys and values in the slot. While some lack them, the tree is empty."""
+        self.stale: int | None = None
+        """From here on they are to be computed again, because more is known of the target (see feature_draft.py)."""
         self.root = _Node()
         self._free = [-cell for cell in range(scratch)]  # highest cell first: nearest to the prefix
         heapq.heapify(self._free)
@@ -216,11 +218,15 @@ class TransformersDraft:
         root = [request for request in requests if not request.path]
         # Logits are not kept, so a root that is cached already costs its last token once more.
         start = min(session.cached, length - 1) if root else session.cached
+        if session.stale is not None:
+            start = min(start, session.stale)
         end = min(length, start + plan.budget)
         if start < end:
             plan.add(SlotRow(session.slot, session.tokens[start:end], start))
             plan.budget -= end - start
             session.cached = max(session.cached, end)
+            if session.stale is not None:
+                session.stale = end if end < session.cached else None
             plan.answers.extend((plan.length - 1, request, session) for request in root if end == length)
         if session.cached < length:
             return

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from actors.engines.transformers.fast_linear import PackedLinear, can_pack
+from actors.engines.transformers.transformers_internals import attention, attention_name, own_attention
 
 _PROBE = "outrider_fusion_probe"
 _PROBE_TOKENS = 5
@@ -141,7 +142,7 @@ class FusedAttention(nn.Module):
         value = projected[:, :, self._rotated :].transpose(1, 2)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.inner.layer_idx)
-        attend = self._functions.get_interface(self._config._attn_implementation, _eager(self.inner))
+        attend = self._functions.get_interface(attention_name(self._config), own_attention(self.inner))
         mixed, scores = attend(self.inner, query, key, value, attention_mask, **self._options, **kwargs)
         return self.output(mixed.reshape(*shape, -1)), scores
 
@@ -182,25 +183,13 @@ def _observe(module: Any, hidden: Tensor, angles: Tensor) -> dict[str, Any]:
 
     ALL_ATTENTION_FUNCTIONS.register(_PROBE, attend)
     config = module.inner.config if isinstance(module, FusedAttention) else module.config
-    chosen = config._attn_implementation
-    config._attn_implementation = _PROBE
-    try:
-        with torch.no_grad():
-            seen["output"] = module(
-                hidden_states=hidden, position_embeddings=(angles.cos(), angles.sin()), attention_mask=None
-            )[0]
-    finally:
-        config._attn_implementation = chosen
+    with attention(config, _PROBE), torch.no_grad():
+        seen["output"] = module(
+            hidden_states=hidden, position_embeddings=(angles.cos(), angles.sin()), attention_mask=None
+        )[0]
     if any(isinstance(option, Tensor) and not isinstance(option, nn.Parameter) for option in seen["options"].values()):
         raise ValueError("an option of the attention function depends on the input")
     return seen
-
-
-def _eager(module: nn.Module) -> Any:
-    """The attention function that `module` uses when its model is told to use its own."""
-    import sys
-
-    return getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
 
 
 def _agree(module: nn.Module, replacement: nn.Module, size: int, tolerance: float) -> bool:
@@ -225,5 +214,5 @@ def _tolerance(weights: torch.dtype) -> float:
 def _release(module: nn.Module) -> None:
     """Drop the weights of linear layers that were packed, should anything still hold the module."""
     for part in ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"):
-        if part in module._modules:
-            del module._modules[part]
+        if hasattr(module, part):
+            delattr(module, part)

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from actors.engines.transformers import torch_internals
+
 _LEAST_ROWS = 4
 _COPIES = (1, 4, 2, 2)
 """Inputs of fewer rows are repeated this often. To copy is cheaper than to pad with zeros."""
@@ -28,9 +30,8 @@ class PackedLinear(nn.Module):
 
     Takes one linear layer, or several that share an input: their outputs are then concatenated.
 
-    The result for a row is a sum over the inputs in an order that does not depend on how many rows there are, as far
-    as oneDNN chooses the same kernel for all of them. On AVX-512 it does, and rows are equal to the last bit whatever
-    else is in the batch; elsewhere this is not promised.
+    In which order a row's inputs are summed may depend on how many rows there are, and on the row's place among them;
+    not on what the other rows hold. A deterministic model gives it one number of rows only (fixed_shapes.py).
 
     The packed weight is not a parameter: it is in no state dict, cannot be copied by `deepcopy`, and does not follow
     `model.to(...)`. Nothing differentiates through it.
@@ -46,8 +47,8 @@ class PackedLinear(nn.Module):
         with torch.no_grad():
             joined = layers[0].weight if len(layers) == 1 else torch.cat([layer.weight for layer in layers])
             weight = joined.detach().to(weights).contiguous()
-            self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_TO_PACK_FOR)
-        self._multiply: Any = torch.ops.mkldnn._linear_pointwise.default
+            self._weight: Tensor = torch_internals.pack_weight(weight, _ROWS_TO_PACK_FOR)
+        self._multiply: Any = torch_internals.packed_multiply()
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., in_features] float32, of any strides. Returns [..., out_features] float32."""
@@ -69,8 +70,7 @@ class PackedLinear(nn.Module):
 def can_pack(*layers: Any) -> bool:
     """Whether these are plain float32 CPU linear layers of the same input, and this build of torch can pack them."""
     return (
-        bool(torch._C._has_mkldnn)
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        torch_internals.has_packed_linear()
         and all(type(layer) is nn.Linear for layer in layers)
         and all(layer.weight.device.type == "cpu" and layer.weight.dtype is torch.float32 for layer in layers)
         and len({layer.in_features for layer in layers}) == 1

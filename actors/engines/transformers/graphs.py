@@ -72,7 +72,7 @@ class StaticLayout:
         parts: list[Tensor] = []
         for slot, share in groupby(rows, key=lambda row: row.slot):
             mine = list(share)
-            end = scratch + max(row.start if row.paths else row.start + len(row.tokens) for row in mine)
+            end = max(row.end(scratch) for row in mine)
             self.cache.claim(slot, end, shape.cells)
             parts.append(hidden_cells(mine, scratch, 0, shape.cells))
         hidden = torch.cat(parts)  # [T, cells]
@@ -139,7 +139,7 @@ class GraphedPasses:
         if not 0 < count <= MOST_TOKENS:
             return None
         scratch = self._cache.scratch
-        last = scratch + max(row.start if row.paths else row.start + len(row.tokens) for row in rows)
+        last = max(row.end(scratch) for row in rows)
         shape = Shape.holding(count, max(last, scratch), self._cache.keys[0].shape[2])
         if shape not in self._passes:
             layout = StaticLayout(self._cache, shape)
@@ -148,7 +148,7 @@ class GraphedPasses:
         layout, replay = self._passes[shape]
         layout.load(rows)
         logits = replay()
-        return logits[torch.tensor(keep, device=logits.device)]
+        return logits[torch.tensor(keep, dtype=torch.long, device=logits.device)]
 
 
 def record_graph(work: Callable[[], Tensor]) -> Replay:
@@ -175,7 +175,8 @@ def compile_pass(call: Call, backend: str | Callable[..., Any] = "inductor") -> 
     compiled: Call = torch.compile(call, dynamic=False, fullgraph=True, backend=backend)
 
     def run(tokens: Tensor, positions: Tensor, layout: StaticLayout) -> Tensor:
-        with torch._dynamo.config.patch(recompile_limit=MOST_SHAPES):  # a shape is a version of the same code
+        # A shape is a version of the same code.
+        with torch.compiler.config.patch(recompile_limit=MOST_SHAPES):  # type: ignore[attr-defined]  # added at import
             return compiled(tokens, positions, layout)
 
     return run

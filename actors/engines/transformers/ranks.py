@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, distributed
 
 from actors.engines.transformers.causal_lm import CausalLM
-from actors.engines.transformers.slots import SlotCache, SlotRow
+from actors.engines.transformers.slots import Move, SlotCache, SlotRow
 from actors.errors import EngineError
 
 PATIENCE_S = 60.0
@@ -47,6 +47,11 @@ class _MakeCache:
 class _RunPass:
     rows: Sequence[SlotRow]
     keep: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _MoveNodes:
+    moves: Sequence[Move]
 
 
 class RankGroup:
@@ -133,6 +138,12 @@ class LeadingLM(CausalLM):
         except RuntimeError as error:
             raise EngineError(f"a rank of the tensor-parallel group failed in a pass: {_first_line(error)}") from error
 
+    def move(self, cache: SlotCache, moves: Sequence[Move]) -> None:
+        """As CausalLM.move."""
+        if moves:
+            self._group.tell(_MoveNodes(moves))
+            super().move(cache, moves)
+
     def disband(self) -> None:
         """Tell the other ranks that there is nothing more to do."""
         self._group.tell(None)
@@ -149,6 +160,9 @@ def follow(model: CausalLM, group: RankGroup) -> None:
             case _RunPass(rows, keep):
                 assert cache is not None  # rank 0 makes its own first
                 model.run(cache, rows, keep)
+            case _MoveNodes(moves):
+                assert cache is not None
+                model.move(cache, moves)
             case None:
                 group.leave()
                 return

@@ -1,82 +1,123 @@
-"""Whether a token's logits are the same to the last bit whatever else is in the pass: found out by trying.
+"""Whether a token's logits are the same to the last bit whatever else is in the pass: checked on the loaded model.
 
-On a CPU with AVX-512 the engine is built so that they are (slots.py, fast_linear.py); elsewhere matrix products of
-other shapes are summed in another order. Where the bits agree, no near-tie can part an answer from the one without
+That they are is a matter of construction (fixed_shapes.py), not of this check, which would notice a library or a model
+that breaks the construction's assumptions. Where the bits agree, no near-tie can part an answer from the one without
 speculation.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from actors.engines.transformers.causal_lm import CausalLM
+from actors.engines.transformers.fixed_shapes import BLOCK, CELLS
 from actors.engines.transformers.slots import SlotCache, SlotRow
 from actors.errors import ConfigError
 
-_PREFIXES = (5, 61, 200)
-_BLOCKS = (2, 5, 9)
-_CHUNK = 24
-_AFTER = 9
-"""Tokens decoded past each prefix: as many as the longest block."""
+_TOGETHER = 4
+"""Blocks that are computed beside each other."""
+_AT_RANDOM = 8
+"""Blocks, on top of one for each residue, of any length up to three tiles."""
 
 
-def require_same_bits(model: CausalLM, context: int) -> None:
-    """Raises ConfigError when blocks, neighbours or chunks of a prompt change a logit of `model`. About 40 passes.
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A block of tokens past a prefix of `start`."""
 
-    context: longest text to try; tried are prefixes that a serving replica meets, not every length there is.
+    start: int
+    tokens: tuple[int, ...]
+
+
+def require_same_bits(model: CausalLM, context: int, seed: int = 0) -> None:
+    """Raises ConfigError when blocks, neighbours or the cuts of a block change a logit of `model`.
+
+    Blocks begin at every residue of CELLS, and so of BLOCK, spread over the whole context, and some more at random
+    places. The prefixes are random numbers in the cache, so the time depends on the context only through attention:
+    about a hundred passes of a tile. context: tokens of the longest sequence.
     """
-    prefixes = [length for length in _PREFIXES if length + _AFTER <= context] or [max(1, context - _AFTER)]
-    largest = 0.0
-    for prefix in prefixes:
-        tokens = [_text(model, prefix + _AFTER, seed) for seed in range(3)]
-        plain = _plain(model, tokens[0], prefix)
-        tried = [_block(model, tokens[0], prefix, length) for length in _BLOCKS]
-        tried.append(_block(model, tokens[0], prefix, _AFTER, chunk=_CHUNK))
-        tried.append(_crowded(model, tokens, prefix))
-        for logits in tried:
-            largest = max(largest, float((logits - plain[: len(logits)]).abs().max()))
-    if largest > 0:
+    found = largest_difference(model, context, random.Random(seed))
+    if found > 0:
         raise ConfigError(
             f"target.deterministic cannot be promised here: logits of {model.name} in {model.dtype} on {model.device} "
-            f"change by up to {largest:.1e} with the batch they are computed in; leave it off (near-ties are then "
-            "counted), or use float32 on a CPU with AVX-512",
+            f"change by up to {found:.1e} with the batch they are computed in; leave it off, and near-ties are counted",
             "target.deterministic",
         )
 
 
-def _text(model: CausalLM, length: int, seed: int) -> list[int]:
-    generator = torch.Generator().manual_seed(seed)
-    found: list[int] = torch.randint(model.vocabulary_size, (length,), generator=generator).tolist()
-    return found
+def largest_difference(model: CausalLM, context: int, rng: random.Random) -> float:
+    """Between blocks computed alone and those cut in two beside others: of any logit, key or value."""
+    cache = _filled(model, context)
+    cases = _cases(context, model.vocabulary_size, rng)
+    # From the end of the context to its beginning: a block overwrites what follows it, and never a later case's prefix.
+    cases.sort(key=lambda case: -case.start)
+    largest = 0.0
+    while cases:
+        together, cases = cases[:_TOGETHER], cases[_TOGETHER:]
+        whole = [_pass(model, cache, [(slot, case)])[slot] for slot, case in enumerate(together)]
+        parts = [_pass(model, cache, step) for step in _steps(together, rng)]
+        for slot, case in enumerate(together):
+            other = slot + _TOGETHER
+            again = torch.cat([part[other] for part in parts if other in part])
+            largest = max(largest, _difference(again, whole[slot]))
+            cells = slice(case.start, case.start + len(case.tokens))
+            for layer in (*cache.keys, *cache.values):
+                largest = max(largest, _difference(layer[slot, :, cells], layer[other, :, cells]))
+    return largest
 
 
-def _prefilled(model: CausalLM, texts: Sequence[Sequence[int]], length: int, chunk: int) -> SlotCache:
-    cache = model.cache(slots=len(texts), context=length + _AFTER)
-    for slot, tokens in enumerate(texts):
-        for start in range(0, length, chunk):
-            model.run(cache, [SlotRow(slot, tokens[start : min(start + chunk, length)], start)], [])
+def _cases(context: int, vocabulary: int, rng: random.Random) -> list[Case]:
+    """One for each residue that the context has, of up to half a tile, and some of any length."""
+    stretches = range(0, max(context - CELLS, 0) + 1, CELLS)
+    starts = [rng.choice(stretches) + residue for residue in range(min(CELLS, context))]
+    lengths = [rng.randint(1, BLOCK // 2) for _ in starts]
+    starts += [rng.randrange(context) for _ in range(_AT_RANDOM)]
+    lengths += [rng.randint(1, 3 * BLOCK) for _ in range(_AT_RANDOM)]
+    return [
+        Case(start, tuple(rng.randrange(vocabulary) for _ in range(min(length, context - start))))
+        for start, length in zip(starts, lengths, strict=True)
+    ]
+
+
+def _filled(model: CausalLM, context: int) -> SlotCache:
+    """A cache whose slots all hold the same random prefix, as long as the context."""
+    cache = model.cache(slots=2 * _TOGETHER, context=context)
+    generator = torch.Generator(model.device).manual_seed(0)
+    for layer in (*cache.keys, *cache.values):
+        layer[0].normal_(generator=generator)
+        layer[1:] = layer[0]
+    for slot in range(cache.slots):
+        cache.claim(slot, cache.context, cache.context)
     return cache
 
 
-def _plain(model: CausalLM, tokens: Sequence[int], prefix: int) -> Tensor:
-    """Logits [_AFTER, V], one token to a pass."""
-    cache = _prefilled(model, [tokens], prefix, prefix)
-    places = range(prefix, prefix + _AFTER)
-    return torch.cat([model.run(cache, [SlotRow(0, tokens[i : i + 1], i)], [0]) for i in places])
+def _steps(together: Sequence[Case], rng: random.Random) -> list[list[tuple[int, Case]]]:
+    """The same blocks in other slots, beside each other, each cut in two (or not at all): two passes."""
+    steps: list[list[tuple[int, Case]]] = [[], []]
+    for slot in rng.sample(range(len(together)), len(together)):
+        case = together[slot]
+        cut = rng.randint(1, len(case.tokens))
+        pieces = Case(case.start, case.tokens[:cut]), Case(case.start + cut, case.tokens[cut:])
+        for step, piece in zip(steps, pieces, strict=True):
+            if piece.tokens:
+                step.insert(0, (slot + _TOGETHER, piece))
+    return [step for step in steps if step]
 
 
-def _block(model: CausalLM, tokens: Sequence[int], prefix: int, length: int, chunk: int | None = None) -> Tensor:
-    """Logits [length, V] of one block."""
-    cache = _prefilled(model, [tokens], prefix, chunk or prefix)
-    return model.run(cache, [SlotRow(0, tokens[prefix : prefix + length], prefix)], range(length))
+def _pass(model: CausalLM, cache: SlotCache, blocks: Sequence[tuple[int, Case]]) -> dict[int, Tensor]:
+    """Logits [tokens, V] of each slot's block, from one pass."""
+    rows = [SlotRow(slot, case.tokens, case.start) for slot, case in blocks]
+    lengths = [len(row.tokens) for row in rows]
+    logits = model.run(cache, rows, range(sum(lengths)))
+    return dict(zip((row.slot for row in rows), torch.split(logits, lengths), strict=True))
 
 
-def _crowded(model: CausalLM, texts: Sequence[Sequence[int]], prefix: int) -> Tensor:
-    """Logits [4, V] of the first text, between others of other lengths."""
-    cache = _prefilled(model, texts, prefix, prefix)
-    lengths = {1: 1, 0: 4, 2: 7}
-    rows = [SlotRow(slot, texts[slot][prefix : prefix + length], prefix) for slot, length in lengths.items()]
-    return model.run(cache, rows, range(1, 5))
+def _difference(found: Tensor, expected: Tensor) -> float:
+    """The largest, or infinity where one of the two is no number."""
+    if torch.equal(found, expected):
+        return 0.0
+    return float((found - expected).abs().max().nan_to_num(nan=torch.inf, posinf=torch.inf))

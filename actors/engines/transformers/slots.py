@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -26,17 +26,6 @@ from actors.errors import ConfigError
 ATTENTION = "outrider_slots"
 """The name under which `slot_attention` is registered with transformers."""
 
-_CELL_STEP = 16
-_ROW_STEP = 4
-"""On a CPU, attention over a prefix is given whole multiples of these, because the matrix library takes what is left
-over by another path, which sums in another order. With them (and `_whole`), what a token attends to is summed in one
-order whatever block the token stands in, so its logits are the same to the last bit, given linear layers that keep
-this too."""
-_KERNEL_BLOCK = 512
-_SUM_BLOCK = 192
-"""torch's CPU attention takes so many cells at a time; the matrix library sums so many, but halves what is between one
-and two such blocks. Found by comparing bits, on AVX-512."""
-
 _BATCHED_LENGTH = 32
 """On an accelerator, sequences with at most this many tokens in the pass attend as one padded batch."""
 
@@ -46,8 +35,9 @@ class SlotRow:
     """Tokens of one slot in a pass.
 
     Without `paths` they continue the prefix: token i takes position start + i and sees all before it.
-    With `paths` they are tree nodes past a prefix of `start` tokens: node i sees the prefix and the scratch cells
-    paths[i], its ancestors' from the root on, the last of which is its own.
+    With `paths` they are tree nodes past a prefix of `start` tokens: node i sees the prefix and the cells paths[i], its
+    ancestors' from the root on, the last of which is its own. They are scratch cells, or those that the prefix would
+    take next: where a node is likely to be committed, it need not be copied then.
     """
 
     slot: int
@@ -61,6 +51,12 @@ class SlotRow:
             return [self.start + len(path) - 1 for path in self.paths]
         return list(range(self.start, self.start + len(self.tokens)))
 
+    def end(self, scratch: int) -> int:
+        """One past the last cell that its tokens write or see."""
+        if self.paths:
+            return max(scratch + self.start, 1 + max(path[-1] for path in self.paths))
+        return scratch + self.start + len(self.tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
@@ -72,7 +68,7 @@ class HeadShape:
 
 
 class SlotCache:
-    """Keys [slots, heads, scratch + context (rounded up), key_size] and values, per layer; allocated once."""
+    """Keys [slots, heads, scratch + context, key_size] and values, per layer; allocated once."""
 
     def __init__(
         self,
@@ -86,7 +82,7 @@ class SlotCache:
     ) -> None:
         self.slots, self.context, self.scratch = slots, context, scratch
         self._written = [0] * slots
-        cells = scratch + _whole(context)
+        cells = scratch + context
         self.keys = [torch.zeros(slots, s.heads, cells, s.key_size, dtype=dtype, device=device) for s in shapes]
         self.values = [torch.zeros(slots, s.heads, cells, s.value_size, dtype=dtype, device=device) for s in shapes]
 
@@ -96,7 +92,7 @@ class SlotCache:
         return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
 
     def claim(self, slot: int, end: int, seen: int) -> None:
-        """A pass writes cells of `slot` below `end`, and reads those below `seen`, masked out from `end` on.
+        """A pass of fixed shape writes cells of `slot` below `end`, and reads those below `seen`, masked from `end` on.
 
         What an earlier pass left there is blanked: a mask hides numbers, but not infinities.
         """
@@ -108,10 +104,29 @@ class SlotCache:
     def adopt(self, slot: int, cells: Sequence[int], position: int) -> None:
         """Copy the tree nodes in scratch `cells`, a path from the root, into the prefix from `position` on."""
         start = self.scratch + position
-        self.claim(slot, start + len(cells), start + len(cells))
         source = torch.tensor(cells, device=self.keys[0].device)
         for layer in (*self.keys, *self.values):
             layer[slot, :, start : start + len(cells)] = layer[slot].index_select(1, source)
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """Copy nodes of many slots' trees into their prefixes."""
+        if not moves:
+            return
+        for move in moves:
+            end = self.scratch + move.position + 1
+            self.claim(move.slot, end, end)
+        slots, sources, positions = torch.tensor(moves, device=self.keys[0].device).T  # [N] each
+        targets = positions + self.scratch
+        for layer in (*self.keys, *self.values):
+            layer[slots, :, targets] = layer[slots, :, sources]  # [N, heads, size]
+
+
+class Move(NamedTuple):
+    """Of one tree node: from scratch `cell` of its slot to `position` of the prefix."""
+
+    slot: int
+    cell: int
+    position: int
 
 
 @dataclass(slots=True, eq=False)
@@ -119,7 +134,6 @@ class _Group:
     """One slot's share of a layout: tokens [first, last) of the pass, which see some of the cells [low, high).
 
     hidden: bool [tokens, cells], True where a token may not look; None if it sees all.
-    unused: cells from here to `high` belong to nobody.
     """
 
     slot: int
@@ -127,28 +141,17 @@ class _Group:
     last: int
     low: int
     high: int
-    unused: int
     hidden: Tensor | None
     masks: dict[int, Tensor] = field(default_factory=dict)
 
     def mask(self, fold: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-        """Additive, [1, 1, fold * tokens, cells]; `fold` query heads share a key head and are laid end to end.
-
-        On a CPU there are as many rows more as `fill` says, which see everything.
-        """
+        """Additive, [1, 1, fold * tokens, cells]; `fold` query heads share a key head and are laid end to end."""
         if self.hidden is None:
             return None
         if fold not in self.masks:
             additive = torch.zeros(self.hidden.shape, dtype=dtype).masked_fill_(self.hidden, -torch.inf)
-            folded = additive.repeat(fold, 1)
-            if device.type == "cpu":
-                folded = functional.pad(folded, (0, 0, 0, self.fill(fold)))
-            self.masks[fold] = folded[None, None].to(device)
+            self.masks[fold] = additive.repeat(fold, 1)[None, None].to(device)
         return self.masks[fold]
-
-    def fill(self, fold: int) -> int:
-        """Rows that are missing to the next whole step."""
-        return -fold * (self.last - self.first) % _ROW_STEP
 
 
 class Layout:
@@ -157,9 +160,7 @@ class Layout:
     def __init__(self, cache: SlotCache, rows: Sequence[SlotRow]) -> None:
         self.cache = cache
         device = cache.keys[0].device
-        self._groups = list(_grouped(rows, cache.scratch, rounded=device.type == "cpu"))
-        for group in self._groups:
-            cache.claim(group.slot, group.unused, group.high)
+        self._groups = list(_grouped(rows, cache.scratch))
         positions = [position for row in rows for position in row.positions()]
         cells = [cell for row in rows for cell in cells_of(row, cache.scratch)]
         slots = [row.slot for row in rows for _ in row.tokens]
@@ -195,9 +196,6 @@ class Layout:
                 continue
             n = group.last - group.first
             folded = query[:, :, group.first : group.last].reshape(1, shared, fold * n, -1)
-            fill = group.fill(fold) if query.device.type == "cpu" else 0
-            if fill:
-                folded = functional.pad(folded, (0, 0, 0, fill))
             seen = slice(group.low, group.high)
             mixed = functional.scaled_dot_product_attention(
                 folded,
@@ -206,7 +204,7 @@ class Layout:
                 attn_mask=group.mask(fold, query.dtype, query.device),
                 scale=scaling,
             )
-            out[group.first : group.last] = mixed[:, :, : fold * n].reshape(heads, n, -1).transpose(0, 1)
+            out[group.first : group.last] = mixed.reshape(heads, n, -1).transpose(0, 1)
         return out[None]
 
 
@@ -315,26 +313,16 @@ def cells_of(row: SlotRow, scratch: int) -> list[int]:
     return [scratch + position for position in row.positions()]
 
 
-def _grouped(rows: Sequence[SlotRow], scratch: int, *, rounded: bool) -> Iterator[_Group]:
+def _grouped(rows: Sequence[SlotRow], scratch: int) -> Iterator[_Group]:
     first = 0
     for slot, share in groupby(rows, key=lambda row: row.slot):
         mine = list(share)
         last = first + sum(len(row.tokens) for row in mine)
         low = min((min(path) for row in mine for path in row.paths), default=scratch)
-        high = scratch + max(row.start if row.paths else row.start + len(row.tokens) for row in mine)
-        unused = high
-        if rounded and low == scratch:  # a tree has no blocks to agree with
-            high = low + _whole(high - low)
-        sees_all = last - first == 1 and not mine[0].paths and unused == high
-        yield _Group(slot, first, last, low, high, unused, None if sees_all else hidden_cells(mine, scratch, low, high))
+        high = max(row.end(scratch) for row in mine)
+        sees_all = last - first == 1 and not mine[0].paths and low == scratch
+        yield _Group(slot, first, last, low, high, None if sees_all else hidden_cells(mine, scratch, low, high))
         first = last
-
-
-def _whole(cells: int) -> int:
-    """The next number of cells whose sums are those of any larger one."""
-    cells += -cells % _CELL_STEP
-    left = cells % _KERNEL_BLOCK
-    return cells - left + 2 * _SUM_BLOCK if _SUM_BLOCK < left < 2 * _SUM_BLOCK else cells
 
 
 def hidden_cells(rows: Sequence[SlotRow], scratch: int, low: int, high: int) -> Tensor:

@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from actors.algorithms.draft_tree import follow, main_path
 from actors.algorithms.grammar import GrammarMatcher
 from actors.algorithms.types import Block
 from actors.algorithms.verification import verify_blocks
 from actors.engines.opening_checks import check_opening
 from actors.engines.protocol import ModelCard, Row
 from actors.engines.transformers.causal_lm import CausalLM
-from actors.engines.transformers.slots import SlotRow
+from actors.engines.transformers.features import FeatureTap
+from actors.engines.transformers.slots import Move, SlotRow
 from actors.errors import InvalidSettingError
 from actors.messages import OpenSequence, VerificationResult
 from actors.settings import TargetSettings
@@ -43,9 +45,19 @@ class TransformersTarget:
     One KV slot per running sequence is allocated up front: settings.slots times settings.context positions.
     """
 
-    def __init__(self, model: CausalLM, settings: TargetSettings, grammars: GrammarSource | None = None) -> None:
-        self._model, self._settings, self._grammars = model, settings, grammars
-        self._cache = model.cache(slots=settings.slots, context=settings.context)
+    def __init__(
+        self,
+        model: CausalLM,
+        settings: TargetSettings,
+        grammars: GrammarSource | None = None,
+        *,
+        trees: bool = True,
+        features: FeatureTap | None = None,
+    ) -> None:
+        """trees: verify trees of drafts; without, the best path of each. features: sent with each result."""
+        self._model, self._settings, self._grammars, self._features = model, settings, grammars, features
+        self._scratch = settings.lookahead.tree if trees else 0
+        self._cache = model.cache(slots=settings.slots, context=settings.context, scratch=self._scratch)
         self._requests: dict[int, _Request] = {}
 
     @property
@@ -62,11 +74,15 @@ class TransformersTarget:
             self._settings.slots,
             model.eos,
             model.fingerprint,
+            trees=self._scratch > 0,
+            features="" if self._features is None else self._features.model,
         )
 
     def attach(self, slot: int, opening: OpenSequence) -> None:
         """Take `opening` into `slot`. Raises PromptError, or InvalidSettingError for ids that the model lacks."""
         check_opening(opening, self._model.vocabulary_size)
+        if self._features is not None:
+            self._features.forget(slot)
         request = _Request(opening, self._read_grammar(opening))
         self._requests[slot] = request
         if opening.committed:
@@ -74,6 +90,14 @@ class TransformersTarget:
 
     def forward(self, rows: Sequence[Row]) -> list[VerificationResult | None]:
         """Run one pass; one result per row, None where row.decide is False."""
+        if self._features is None:
+            return self._verify(rows)
+        self._features.clear()
+        results = self._verify(rows)
+        self._features.attach(rows, results)
+        return results
+
+    def _verify(self, rows: Sequence[Row]) -> list[VerificationResult | None]:
         keep: list[int] = []
         blocks: list[Block] = []
         last = 0
@@ -82,13 +106,50 @@ class TransformersTarget:
             if row.decide:
                 keep.extend(range(last - len(row.proposal.tokens) - 1, last))
                 blocks.append(self._block(row))
-        parts = [SlotRow(row.slot, row.tokens, row.start) for row in rows]
+        parts = [part for row in rows for part in self._parts(row)]
         logits = self._model.run(self._cache, parts, keep)  # [sum of k + 1, V]
         if not blocks:
             return [None] * len(rows)
         grammars = [self._requests[row.slot].grammar for row in rows if row.decide]
-        results = iter(verify_blocks(logits, blocks, grammars))
-        return [next(results) if row.decide else None for row in rows]
+        decided = iter(verify_blocks(logits, blocks, grammars))
+        results = [next(decided) if row.decide else None for row in rows]
+        moves = [move for row, result in zip(rows, results, strict=True) for move in self._moves(row, result)]
+        self._model.move(self._cache, moves)
+        return results
+
+    def _parts(self, row: Row) -> Sequence[SlotRow]:
+        """A tree stands behind the committed tokens that are run with it."""
+        proposal = row.proposal
+        if not proposal.parents:
+            return (SlotRow(row.slot, row.tokens, row.start),)
+        count = len(row.tokens) - len(proposal.tokens)
+        cells = self._cells(row)
+        paths: list[list[int]] = []
+        for cell, parent in zip(cells, proposal.parents, strict=True):
+            paths.append([*(paths[parent] if parent >= 0 else ()), cell])
+        return (
+            SlotRow(row.slot, row.tokens[:count], row.start),
+            SlotRow(row.slot, proposal.tokens, row.start + count, paths),
+        )
+
+    def _cells(self, row: Row) -> list[int]:
+        """Of each node: on the most likely path, where the prefix goes on; for the others, scratch next to it."""
+        proposal = row.proposal
+        following = self._scratch + row.start + len(row.tokens) - len(proposal.tokens)
+        likely = {node: following + depth for depth, node in enumerate(main_path(proposal.parents))}
+        scratch = iter(range(self._scratch - 1, -1, -1))
+        return [likely[node] if node in likely else next(scratch) for node in range(len(proposal.tokens))]
+
+    def _moves(self, row: Row, result: VerificationResult | None) -> list[Move]:
+        """What of an accepted path lies beside the prefix."""
+        proposal = row.proposal
+        if result is None or not proposal.parents or not result.accepted:
+            return []
+        path = follow(proposal.tokens, proposal.parents, result.tokens[: result.accepted])
+        cells, start = self._cells(row), row.start + len(row.tokens) - len(proposal.tokens)
+        return [
+            Move(row.slot, cells[node], start + depth) for depth, node in enumerate(path) if cells[node] < self._scratch
+        ]
 
     def record(self, slot: int, tokens: Sequence[int]) -> None:
         """`tokens` were committed in `slot`."""
@@ -114,6 +175,7 @@ class TransformersTarget:
             supports=proposal.supports,
             rule=self._settings.rule,
             eos=self._model.eos,
+            parents=proposal.parents,
             sequence=opening.sequence,
         )
 

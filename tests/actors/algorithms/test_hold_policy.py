@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.algorithms.control.hold_policy import HoldPolicy
 from actors.algorithms.control.lookahead import LookaheadController
 from actors.settings import LookaheadSettings
 
@@ -104,6 +105,40 @@ def test_bounded_waits_for_the_first_token_and_full_for_all():
 def test_drafts_that_never_came_are_not_waited_for():
     controller = LookaheadController(LookaheadSettings(wait="bounded"), "coupled")
     assert controller.hold(0.0, {"a": 0}, 0) == 0.0
+
+
+def test_without_a_cap_holds_are_bounded_by_what_a_pass_takes():
+    """A draft of 16 ms steps under passes of 25 ms is waited for; one of 40 ms is not, whoever demands it."""
+    near = Bench(lag=0.016, gap=0.002, acceptance=0.1, wait="bounded").settle()
+    assert near[-1] == pytest.approx(0.016)
+    assert max(Bench(lag=0.04, gap=0.002, acceptance=0.1, wait="bounded").settle()) == pytest.approx(TV)
+    assert Bench(lag=0.016, gap=0.002, acceptance=0.1, wait="bounded").one_pass() == 0.0  # nobody knows yet
+
+
+def test_a_pass_is_not_held_while_nothing_is_verified():
+    controller = LookaheadController(LookaheadSettings(), "coupled")
+    controller.observe_offer(0.0, "a")
+    for _ in range(40):
+        controller.plan({"a": (0.0,)}, 1)
+        controller.observe_pass(1, 1, TV)
+    assert controller.is_off
+    assert controller.hold(1.0, {"a": 0}, 0) == 0.0
+
+
+def test_of_a_second_token_only_the_first_guess_before_it_counts():
+    """Nine places in ten are hit, by the first guess in three. A second token of the likely path is worth .3 · .9;
+    8 ms of a target that commits 10 tokens in 225 ms cost .36, and a fifth more. Worth .9 · .9, it is waited for."""
+    policy = HoldPolicy()
+    policy.offer("a")
+    for branches in (6, 0):
+        for _ in range(200):
+            policy.end_pass(1, 9, 10, 9 * TV, branches)
+        for n in range(6):
+            policy.hold(0.008 * n, {"a": n}, 8, 0.0, 8)
+        policy.end_pass(1, 9, 10, 9 * TV, branches)
+        held = policy.hold(1.0, {"a": 1}, 8, 0.0, 0)
+        assert (held > 0) == (branches == 0)
+        policy.end_pass(1, 9, 10, 9 * TV, branches)
 
 
 @settings(max_examples=60, deadline=None)

@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from random_llama import random_llama
 
 from actors.engines.lookup.prompt_lookup import PromptLookupDraft
+from actors.engines.protocol import Proposal, Row
 from actors.engines.transformers.causal_lm import CausalLM
 from actors.engines.transformers.ranks import LeadingLM, RankGroup, Rendezvous, follow
 from actors.engines.transformers.target import TransformersTarget
 from actors.errors import EngineError, UnavailableError
+from actors.messages import OpenSequence
 from actors.orchestrator.admission import Admission
-from actors.settings import DraftSettings, OrchestratorSettings, TargetSettings
+from actors.settings import DraftSettings, OrchestratorSettings, SamplingSettings, TargetSettings
 from actors.text.answer_comparison import Comparison, Reference
 from actors.text.emulated_codec import EmulatedCodec
 from cluster.models.weights import load_module
@@ -29,19 +31,8 @@ SETTINGS = TargetSettings(slots=4, context=96)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Four heads over two key heads, so one key head for each rank."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.2,
-    )
     path = tmp_path_factory.mktemp("ranks")
-    LlamaForCausalLM(config).save_pretrained(path)
+    random_llama(VOCABULARY, hidden_size=64, intermediate_size=96).save_pretrained(path)
     return str(path)
 
 
@@ -137,6 +128,35 @@ def test_each_rank_holds_its_share(folder: str, pair: Pair) -> None:
     pair.model.disband()
     pair.child.join(60)
     assert pair.child.exitcode == 0
+
+
+def test_a_branch_that_came_true_is_copied_on_every_rank(folder: str, pair: Pair) -> None:
+    """Its nodes stood beside the prefix; what follows attends to their keys, half of which the other rank holds."""
+    prompt, truth = tuple(range(5, 14)), list[int]()
+    targets = [one_rank(folder), pair.build()]
+    for target in targets:
+        sampling = SamplingSettings(temperature=0, max_tokens=20)
+        target.attach(0, OpenSequence("s", prompt, sampling, seed=0))
+    for i in range(9):
+        truth += decided(targets[0], Row(0, (truth[-1],) if i else prompt, len(prompt) + i - 1 if i else 0))
+    wrong = (truth[0] + 1) % VOCABULARY
+    branch = Proposal((wrong, *truth[:3]), (0.6, 0.3, 0.9, 0.9), (), (-1, -1, 1, 2))
+    said = decided(targets[1], Row(0, prompt + branch.tokens, 0, branch))
+    assert said == truth[:4]
+    while len(said) < 9:
+        said += decided(targets[1], Row(0, (said[-1],), len(prompt) + len(said) - 1))
+    assert said == truth
+    assert pair.model is not None
+    pair.model.disband()
+    pair.child.join(60)
+
+
+def decided(target: TransformersTarget, row: Row) -> list[int]:
+    """What a pass over one row commits."""
+    (result,) = target.forward([row])
+    assert result is not None
+    target.record(row.slot, result.tokens)
+    return list(result.tokens)
 
 
 def test_a_group_that_does_not_come_together_is_an_error() -> None:

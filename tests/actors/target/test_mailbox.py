@@ -118,6 +118,47 @@ def test_malformed_offers_are_dropped_and_harm_nobody() -> None:
     assert mailbox.offer(offer(expansion(PROMPT, 1))) == ["s"]
 
 
+def test_trees_that_make_no_sense_are_dropped_and_counted() -> None:
+    mailbox = Mailbox(vocabulary=5000, context=16)
+    mailbox.open("s", PROMPT)
+    key = prefix_key(PROMPT)
+    bad = [
+        Expansion(key, 3, (1, 2, 1), (0.3, 0.3, 0.3)),  # a sibling twice
+        Expansion(key, 3, tuple(range(1000)), (0.001,) * 1000),  # more children than any draft should name
+        Expansion(key, 16, (1,), (0.5,)),  # past the context
+    ]
+    assert mailbox.offer(ProposalBatch("draft", {"s": bad})) == []
+    assert mailbox.malformed == len(bad)
+    assert len(mailbox) == 0
+
+
+def test_nodes_of_other_prefixes_are_never_asked_for() -> None:
+    """A node that names itself or another sequence's prefix as its parent is a key that nothing comes to."""
+    mailbox = opened()
+    stranger = expansion((9, 9, 9), 1)
+    circle = Expansion(prefix_key([*PROMPT, 1]), 3, (1,), (0.9,))  # the child of (1,), one position too early
+    mailbox.offer(offer(stranger, circle, expansion(PROMPT, 1, 2)))
+    assert mailbox.tree("s", 64, 8).tokens == (1, 2)
+    mailbox.commit("s", [1])
+    assert mailbox.tree("s", 64, 8) == Proposal()
+    assert len(mailbox) == 0  # what nobody asked for fell out with its position
+
+
+def test_a_tree_moves_along_with_what_is_committed() -> None:
+    mailbox = opened()
+    mailbox.offer(offer(expansion(PROMPT, 1, 2), expansion([*PROMPT, 2], 3, 4), expansion([*PROMPT, 2, 4], 5)))
+    before = mailbox.tree("s", 64, 8)
+    assert before.tokens == (1, 2, 3, 4, 5)  # reaches: .5 .5 .25 .25 .125
+    assert before.parents == (-1, -1, 1, 1, 3)
+    mailbox.commit("s", [2])
+    after = mailbox.tree("s", 64, 8)
+    assert (after.tokens, after.parents) == ((3, 4, 5), (-1, -1, 1))
+    mailbox.offer(offer(expansion([*PROMPT, 2, 3], 6)))
+    assert mailbox.tree("s", 64, 8).tokens == (3, 4, 6, 5)
+    assert mailbox.tree("s", 2, 8).parents == (-1, -1)
+    assert mailbox.path("s", 8).tokens == (3, 6)  # a path follows the sampled child
+
+
 def test_a_token_without_q_is_one_hot_where_others_have_q() -> None:
     q = Support((1, 4), (0.75, 0.25))
     mailbox = opened()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from actors.messages import Expansion, OpenSequence, ProposalBatch, VerificationResult, prefix_key
-from actors.settings import LookaheadSettings, SamplingSettings, TargetSettings
+from actors.settings import LookaheadSettings, Rule, SamplingSettings, TargetSettings
 from actors.target.proposal_broker import ProposalBroker
 
 PROMPT = (5, 6)
@@ -88,3 +88,70 @@ def test_what_the_draft_foresaw_may_be_continued_before_it_hears_of_it() -> None
     offer(it, (*PROMPT, 7), 8)
     it.commit(VerificationResult("a", 3, (50,)))
     assert not it.is_foreseen("a")
+
+
+def with_trees(rule: Rule = "coupled", **lookahead: Any) -> ProposalBroker:
+    """Two children of the prompt are named, and two of the second one."""
+    chosen = LookaheadSettings(**{"maximum": 3, "wait": "never"} | lookahead)
+    it = ProposalBroker(TargetSettings(context=256, lookahead=chosen, rule=rule), 100, lambda: 0.0, trees=True)
+    it.open(opening())
+    tree = [
+        Expansion(prefix_key(PROMPT), 2, (7, 8), (0.5, 0.4)),
+        Expansion(prefix_key([*PROMPT, 8]), 3, (9, 10), (0.6, 0.3)),
+    ]
+    it.offer(ProposalBatch("draft", {"a": tree}))
+    return it
+
+
+def test_of_a_tree_only_the_path_is_counted() -> None:
+    """Verified are 7 and 8, and 9 and 10 after 8. 8 comes true, an alternative, and the most likely path from there is
+    one token long: two tokens on the path, of which one is accepted."""
+    it = with_trees()
+    (proposal,) = it.propose(["a"], rows=1).values()
+    assert proposal.tokens == (7, 8, 9, 10)  # .5, .4, .24, .12
+    assert proposal.parents == (-1, -1, 1, 1)
+    result = VerificationResult("a", 2, (8, 50), 4, 1)
+    assert it.commit(result)
+    assert (result.proposed, result.accepted, result.branches) == (2, 1, (0,))
+    assert result.origins() == ["branch", "correction"]
+
+
+def test_a_leaf_that_comes_true_is_followed_by_a_bonus() -> None:
+    it = with_trees()
+    it.propose(["a"], rows=1)
+    result = VerificationResult("a", 2, (7, 50), 4, 1)
+    it.commit(result)
+    assert (result.proposed, result.branches, result.origins()) == (1, (), ["accepted", "bonus"])
+
+
+@pytest.mark.parametrize(
+    "it",
+    [
+        with_trees("rejection"),
+        with_trees("block"),
+        with_trees("typical"),
+        with_trees(tree=0),
+        with_trees(mode="fixed"),
+    ],
+)
+def test_other_rules_and_modes_verify_the_sampled_path(it: ProposalBroker) -> None:
+    (proposal,) = it.propose(["a"], rows=1).values()
+    assert (proposal.tokens, proposal.parents) == ((7,), ())
+
+
+def test_in_a_large_batch_paths_are_verified() -> None:
+    """1,024 nodes over 400 rows are not three each, a whole path; over 100 they are ten."""
+    it = with_trees()
+    (small,) = it.propose(["a"], rows=100).values()
+    assert len(small.tokens) == 4
+    (large,) = it.propose(["a"], rows=400).values()
+    assert (large.tokens, large.parents) == ((7,), ())
+
+
+def test_nodes_far_below_what_was_worth_verifying_are_not_looked_at() -> None:
+    """Passes of 20 + 1 ms a token over one sequence that commits one: a token that adds 1 ms to 22 has to bring 1/22,
+    and nodes of less than half of that are left out."""
+    it = with_trees()
+    for tokens in (1, 2, 3) * 40:
+        it.controller.observe_pass(tokens, 1, 0.020 + 0.001 * tokens)
+    assert it.controller.least_reach == pytest.approx(0.5 / 22, rel=0.05)

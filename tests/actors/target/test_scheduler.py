@@ -37,7 +37,7 @@ def started(confidence: float) -> Scheduler:
     spec = TargetSpec(pass_ms=1e3 * BASE_S, token_ms=1e3 * TOKEN_S, prompt_token_ms=1e3 * TOKEN_S)
     settings = TargetSettings(slots=2 * DECODING, context=1024)
     model = EmulatedTarget(spec, settings, clock=clock, sleep=clock.sleep)
-    broker = ProposalBroker(settings, model.card().vocabulary, clock)
+    broker = ProposalBroker(settings, model.card().vocabulary, clock, trees=True)
     scheduler = Scheduler(model, settings, broker, clock)
     for i in range(DECODING):
         scheduler.open("owner", opening(f"s{i}", 1 + i))

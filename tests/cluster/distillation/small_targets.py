@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from random_llama import random_llama
+from transformers import LlamaForCausalLM
 
 from cluster.distillation.job import Target
 from cluster.distillation.prompts import Ids
@@ -20,22 +21,18 @@ def llama(
     seed: int = 0, *, tied: bool = True, layers: int = 4, hidden: int = 32, sharpness: float = 6.0
 ) -> LlamaForCausalLM:
     """Random weights. sharpness: factor on the final norm, so that there is something to agree on."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
+    model = random_llama(
+        VOCABULARY,
+        seed,
         hidden_size=hidden,
         intermediate_size=48,
         num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         max_position_embeddings=128,
         bos_token_id=1,
         eos_token_id=EOS,
         initializer_range=0.15,
         tie_word_embeddings=tied,
-        attn_implementation="sdpa",
     )
-    model = LlamaForCausalLM(config).eval()
     with torch.no_grad():
         model.model.norm.weight.mul_(sharpness)
     return model

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from random_llama import random_llama
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from actors.engines.transformers.slots import SlotRow
 from actors.errors import ConfigError, ModelNotFoundError
@@ -26,19 +27,10 @@ def tokenizer(words: str, end: str = "</s>") -> PreTrainedTokenizerFast:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """A Llama of three layers over five words, as a directory."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=5,
-        hidden_size=8,
-        intermediate_size=16,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=32,
-        eos_token_id=0,
-    )
     folder = tmp_path / "model"
-    LlamaForCausalLM(config).save_pretrained(folder)
+    shape = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    random_llama(5, **shape, **heads, initializer_range=0.02, eos_token_id=0).save_pretrained(folder)
     tokenizer("a b c").save_pretrained(folder)
     return folder
 

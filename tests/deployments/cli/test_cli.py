@@ -19,9 +19,10 @@ from actors.messages import Usage
 from cluster.config.deployment import load_config
 from deployments.cli import answer, main
 from deployments.cli.acceptance import achieved
-from deployments.cli.speed_comparison import Summary, Timing, compare
+from deployments.cli.speed_comparison import Summary, compare
 from deployments.client.client import Client
 from deployments.client.results import Result
+from deployments.client.timing import Timing
 from deployments.runtime.local import interruptible, stop_if_asked, wait_for_interrupt
 
 

@@ -35,7 +35,7 @@ async def ask(it: Stack, body: dict[str, Any]) -> dict[str, Any]:
     choice: dict[str, Any] = answer["choices"][0]
     choice["ids"] = [token["id"] for token in choice["speculation"]["tokens"]]
     choice["usage"] = answer["usage"]
-    lines = [line.removeprefix("data: ") for line in streamed.text.split("\n\n") if line]
+    lines = [line.removeprefix("data: ") for line in streamed.text.split("\n\n") if line.startswith("data: ")]
     assert lines.pop() == "[DONE]"
     chunks = [json.loads(line) for line in lines]
     assert chunks[-1]["choices"] == []

@@ -134,3 +134,35 @@ async def test_what_is_no_request_is_refused(server: tuple[Reciter, int], junk: 
     assert got.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4")), got[:200]
     assert service.requests == []
     assert await answers(port)
+
+
+async def test_http_1_0_gets_no_chunks(server: tuple[Reciter, int]) -> None:
+    """Whole and streamed; the connection is closed after the answer, as that version has it."""
+    _, port = server
+    for stream in (False, True):
+        head, _, body = (await talk(port, post(ask(stream=stream)).replace(b"HTTP/1.1", b"HTTP/1.0"))).partition(
+            b"\r\n\r\n"
+        )
+        assert b" 200 " in head.split(b"\r\n")[0]
+        assert b"chunked" not in head.lower()
+        assert f"content-length: {len(body)}".encode() in head.lower()
+        assert body.endswith(b"data: [DONE]\n\n") if stream else json.loads(body)["choices"]
+
+
+async def test_a_body_lost_to_an_offered_upgrade_is_explained(server: tuple[Reciter, int]) -> None:
+    """As the JDK's client sends it, and curl --http2; GET loses nothing."""
+    _, port = server
+    offer = ("connection: close, Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAAQCAAAAAAIAAAAA")
+    got = await talk(port, post(ask(), *offer))
+    assert b" 400 " in got.split(b"\r\n")[0]
+    assert b"upgrade_not_supported" in got
+    assert await answers(port)
+
+
+async def test_head_on_a_connection_that_goes_on(server: tuple[Reciter, int]) -> None:
+    _, port = server
+    head = b"HEAD /health HTTP/1.1\r\nhost: x\r\n%s\r\n"
+    got = await talk(port, head % b"" + head % b"connection: close\r\n")
+    assert got.count(b" 200 OK") == 2
+    assert got.count(b"content-length: 15") == 2  # {"status":"ok"}
+    assert b"{" not in got

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 import pytest
 from llguidance import LLMatcher
 
-from actors.errors import InvalidSettingError, OverloadedError
-from deployments.ingress import grammar_check
-from deployments.ingress.grammar_check import GrammarCheck
+from actors.errors import InvalidSettingError, OverloadedError, UnavailableError
+from deployments.ingress.grammars import grammar_check
+from deployments.ingress.grammars.grammar_check import GrammarCheck
 
 ENDLESS = LLMatcher.grammar_from_json_schema(
     json.dumps({"allOf": [{"type": "string", "pattern": f".*{letter}.*"} for letter in "abcdefghijklmnopqrstuvwxyz"]})
@@ -58,10 +58,13 @@ async def test_a_process_that_was_ended_is_started_again(check: GrammarCheck) ->
     await check.check(LLMatcher.grammar_from_regex("b+"), "x")
 
 
+PROGRAM = grammar_check._PROGRAM
+
+
 def waiting(seconds: float) -> str:
     """The process's program, where a grammar takes time in which nothing is computed: it gets no turns."""
     idle = f"import time\nclass LLMatcher:\n    validate_grammar = staticmethod(lambda _: time.sleep({seconds}) or '')"
-    return grammar_check._PROGRAM.replace("from llguidance import LLMatcher", idle)
+    return PROGRAM.replace("from llguidance import LLMatcher", idle)
 
 
 async def test_a_busy_machine_is_no_fault_of_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +79,25 @@ async def test_a_process_that_never_gets_a_turn_is_not_waited_for(monkeypatch: p
     monkeypatch.setattr(grammar_check, "_PROGRAM", waiting(3600))
     monkeypatch.setattr(grammar_check, "PATIENCE", 2)
     check = GrammarCheck(limit_s=0.1)
-    with pytest.raises(InvalidSettingError, match="more than"):
+    with pytest.raises(UnavailableError, match="too busy") as refused:
         await check.check(GOOD, "tools")
+    assert refused.value.status == 503
+    monkeypatch.setattr(grammar_check, "_PROGRAM", waiting(0))
+    await check.check(GOOD, "tools")  # load is not held against the grammar
+    check.close()
+
+
+async def test_a_bound_that_was_passed_is_forgotten_after_a_time() -> None:
+    now = 0.0
+    check = GrammarCheck(limit_s=0.2, clock=lambda: now)
+    with pytest.raises(InvalidSettingError, match="more than"):
+        await check.check(ENDLESS, "tools")
+    tried = check._process
+    with pytest.raises(InvalidSettingError, match="more than"):
+        await check.check(ENDLESS, "tools")
+    assert (tried, check._process) == (None, None)  # nothing was started for the second
+    now = grammar_check.LIMIT_REMEMBERED_S + 1
+    check._limit_s = 1e-3
+    with pytest.raises(InvalidSettingError, match=r"more than 0\.001 s"):
+        await check.check(ENDLESS, "tools")
     check.close()

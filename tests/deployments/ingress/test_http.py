@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -51,7 +52,7 @@ def chat(**more: Any) -> dict[str, Any]:
 def events(response: httpx.Response) -> list[dict[str, Any]]:
     assert response.status_code == 200
     assert response.headers["content-type"].startswith("text/event-stream")
-    lines = [line for line in response.text.split("\n\n") if line]
+    lines = [line for line in response.text.split("\n\n") if line.startswith("data: ")]
     assert lines[-1] == "data: [DONE]"
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
@@ -318,6 +319,17 @@ BAD_CHATS = [
     (chat(logit_bias={"a": 1}), "logit_bias"),
     (chat(logit_bias={"5": 101}), "logit_bias[5]"),
     (chat(top_logprobs=2), "top_logprobs"),
+    (chat(length_penalty=1.1), "length_penalty"),
+    (chat(return_token_ids=True), "return_token_ids"),
+    (chat(return_tokens_as_token_ids=True), "return_tokens_as_token_ids"),
+    (chat(chat_template="{{ messages }}"), "chat_template"),
+    (chat(chat_template_kwargs={"enable_thinking": False}), "chat_template_kwargs"),
+    (chat(documents=[{"text": "x"}]), "documents"),
+    (chat(continue_final_message=True, add_generation_prompt=False), "continue_final_message"),
+    (chat(add_generation_prompt=False), "add_generation_prompt"),
+    (chat(add_special_tokens=True), "add_special_tokens"),
+    (chat(function_call={"name": "weather"}), "function_call"),
+    (chat(best_of=2), "best_of"),
     (chat(logprobs=True, top_logprobs=21), "top_logprobs"),
     (chat(stream_options=5), "stream_options"),
     (chat(functions=[{}]), "functions"),
@@ -355,6 +367,184 @@ async def test_bad_values_name_the_parameter(
     assert set(error) == {"message", "type", "param", "code"}
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
     assert service.requests == []
+
+
+async def test_the_tool_at_fault_is_named(client: httpx.AsyncClient) -> None:
+    bad = {"type": "object", "properties": {"zip": {"type": "string", "pattern": "^(?!0)"}}}
+    named = {"type": "function", "function": {"name": "mail", "parameters": bad}}
+    got = await client.post("/v1/chat/completions", json=chat(tools=[TOOL, named], tool_choice="required"))
+    error = got.json()["error"]
+    assert (got.status_code, error["param"]) == (400, "tools")
+    assert error["message"].startswith("tool 'mail': ")
+    assert "look-ahead" in error["message"] or "regex" in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/v1/models", "/v1/models/tiny", "/version", "/status", "/"])
+async def test_head_is_get_without_a_body(client: httpx.AsyncClient, path: str) -> None:
+    full, head = await client.get(path), await client.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert int(head.headers["content-length"]) == len(full.content) > 0
+    assert head.headers["content-type"] == full.headers["content-type"]
+
+
+async def test_head_of_what_only_takes_post(client: httpx.AsyncClient) -> None:
+    assert (await client.head("/v1/completions")).status_code == 405
+    assert (await client.head("/nowhere")).status_code == 404
+
+
+def packed(body: dict[str, Any], *, members: int = 1) -> bytes:
+    text = json.dumps(body).encode()
+    size = -(-len(text) // members)
+    return b"".join(gzip.compress(text[i : i + size]) for i in range(0, len(text), size))
+
+
+async def test_packed_bodies_are_understood(client: httpx.AsyncClient) -> None:
+    for name, body in (("gzip", packed(chat())), ("GZIP", packed(chat(), members=3)), ("x-gzip", packed(chat()))):
+        got = await client.post("/v1/chat/completions", content=body, headers={"content-encoding": name})
+        assert got.json()["choices"][0]["message"]["content"] == "Hello wörld"
+    plain = await client.post("/v1/chat/completions", json=chat(), headers={"content-encoding": "identity"})
+    assert plain.status_code == 200
+
+
+async def test_packed_bodies_have_the_same_limit(client: httpx.AsyncClient) -> None:
+    """A gigabyte of blanks in a megabyte: no more than the limit of 200,000 bytes is unpacked."""
+    piece = gzip.compress(b" " * 100_000)
+    got = await client.post(
+        "/v1/chat/completions", content=piece + piece + packed(chat()), headers={"content-encoding": "gzip"}
+    )
+    assert got.status_code == 413
+    bomb = gzip.compress(b" " * 100_000_000, 9)
+    assert len(bomb) < 200_000
+    got = await client.post("/v1/chat/completions", content=bomb, headers={"content-encoding": "gzip"})
+    assert got.status_code == 413
+
+
+async def test_what_cannot_be_unpacked(client: httpx.AsyncClient) -> None:
+    for name in ("br", "zstd", "deflate", "gzip, gzip"):
+        got = await client.post("/v1/chat/completions", content=b"x", headers={"content-encoding": name})
+        assert (got.status_code, got.headers["accept-encoding"]) == (415, "gzip, identity")
+    for body in (b"{}", packed(chat())[:-9], packed(chat()) + b"more"):
+        got = await client.post("/v1/chat/completions", content=body, headers={"content-encoding": "gzip"})
+        assert got.status_code == 400
+        assert "gzip" in got.json()["error"]["message"]
+
+
+DEFAULTS = {
+    **{"n": 1, "stream": False, "stream_options": {"include_usage": False}, "stop": [], "temperature": 1, "top_p": 1},
+    **{
+        "top_k": -1,
+        "min_p": 0,
+        "presence_penalty": 0,
+        "frequency_penalty": 0,
+        "repetition_penalty": 1,
+        "logit_bias": {},
+    },
+    **{"min_tokens": 0, "stop_token_ids": [], "bad_words": [], "ignore_eos": False, "use_beam_search": False},
+    **{"response_format": {"type": "text"}, "length_penalty": 1.0, "early_stopping": False, "best_of": 1},
+    **{"include_stop_str_in_output": False, "skip_special_tokens": True, "spaces_between_special_tokens": True},
+    **{"return_token_ids": False, "return_tokens_as_token_ids": False, "user": "", "priority": 0},
+}
+"""What the references of OpenAI and vLLM give as defaults, said aloud, as generated clients do."""
+CHAT_DEFAULTS = {
+    **{"logprobs": False, "top_logprobs": 0, "function_call": "none", "functions": [], "tools": [], "echo": False},
+    **{"tool_choice": "none", "parallel_tool_calls": True, "modalities": ["text"], "chat_template_kwargs": {}},
+    **{"add_generation_prompt": True, "continue_final_message": False, "add_special_tokens": False, "documents": []},
+}
+
+
+async def test_defaults_said_aloud_are_accepted(client: httpx.AsyncClient, service: Reciter) -> None:
+    for body in (DEFAULTS | CHAT_DEFAULTS, *({key: value} for key, value in (DEFAULTS | CHAT_DEFAULTS).items())):
+        got = await client.post("/v1/chat/completions", json=chat(**body))
+        assert got.status_code == 200, (body, got.text)
+    for body in (DEFAULTS, *({key: value} for key, value in DEFAULTS.items())):
+        more = {"prompt": "hi", "suffix": "", "echo": False, "add_special_tokens": True, "logprobs": None}
+        got = await client.post("/v1/completions", json=more | body)
+        assert got.status_code == 200, (body, got.text)
+
+
+async def test_a_stop_string_is_shown_to_those_who_ask(client: httpx.AsyncClient) -> None:
+    body = {"prompt": "hi", "stop": "lo w", "max_tokens": 50, "include_stop_str_in_output": True}
+    choice = (await client.post("/v1/completions", json=body)).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("Hello w", "stop", "lo w")
+    chunks = events(await client.post("/v1/chat/completions", json=chat(**body, stream=True)))
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "Hello w"
+
+
+async def test_special_tokens_are_shown_to_those_who_ask(client: httpx.AsyncClient, service: Reciter) -> None:
+    service.says = "a<|user|>b"
+    for shown, text in ((False, "a<|user|>b"), (True, "ab")):
+        body = {"prompt": "hi", "skip_special_tokens": shown}
+        assert (await client.post("/v1/completions", json=body)).json()["choices"][0]["text"] == text
+
+
+async def test_tokens_and_back_keep_special_tokens(client: httpx.AsyncClient) -> None:
+    text = "<|user|>hey<|end|> wörld"
+    tokens = (await client.post("/tokenize", json={"prompt": text})).json()["tokens"]
+    assert tokens[0] == 1
+    assert (await client.post("/detokenize", json={"tokens": tokens})).json() == {"prompt": text}
+    echo = {"prompt": tokens, "echo": True, "max_tokens": 5}
+    assert (await client.post("/v1/completions", json=echo)).json()["choices"][0]["text"] == text + "Hello"
+
+
+@pytest.mark.parametrize("written", [None, "", " ", "null", "{}"])
+async def test_tools_and_calls_without_arguments(
+    client: httpx.AsyncClient, service: Reciter, written: str | None
+) -> None:
+    function = {"name": "now"} if written is None else {"name": "now", "arguments": written}
+    call = {"id": "call_1", "type": "function", "function": function}
+    body = chat(tools=[{"type": "function", "function": {"name": "now", "parameters": None, "description": None}}])
+    body["messages"] += [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "noon"},
+    ]
+    for choice in ("auto", "required"):
+        assert (await client.post("/v1/chat/completions", json=body | {"tool_choice": choice})).status_code == 200
+    assert service.requests[0].tools == ({"type": "function", "function": {"name": "now"}},)
+
+
+def answered(chunks: list[dict[str, Any]]) -> tuple[str, list[str], str]:
+    """Content, names of the calls and the reason of the end, of a stream."""
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    assert [call["index"] for call in calls] == list(range(len(calls)))
+    content = "".join(delta.get("content", "") for delta in deltas)
+    return content, [call["function"]["name"] for call in calls], chunks[-1]["choices"][0]["finish_reason"]
+
+
+ONE_CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("says", "cut", "expected"),
+    [
+        (ONE_CALL + "Done.", None, ("Done.", ["weather"], "tool_calls")),
+        (ONE_CALL + " and " + ONE_CALL, None, (" and ", ["weather"] * 2, "tool_calls")),
+        (ONE_CALL + "Done.", ONE_CALL + "Do", ("Do", ["weather"], "length")),
+        (ONE_CALL + ONE_CALL, ONE_CALL + ONE_CALL[:30], (ONE_CALL[:30], ["weather"], "length")),
+        (ONE_CALL, ONE_CALL[:30], (ONE_CALL[:30], [], "length")),
+    ],
+)
+async def test_text_around_calls_and_cut_answers(
+    client: httpx.AsyncClient, service: Reciter, says: str, cut: str | None, expected: tuple[str, list[str], str]
+) -> None:
+    """cut: what max_tokens lets the model say."""
+    service.says, service.block = says, 5
+    body = chat(tools=[TOOL], max_tokens=200 if cut is None else len(CODEC.encode(cut)))
+    choice = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]
+    names = [call["function"]["name"] for call in choice["message"].get("tool_calls", [])]
+    assert (choice["message"]["content"] or "", names, choice["finish_reason"]) == expected
+    assert answered(events(await client.post("/v1/chat/completions", json=body | {"stream": True}))) == expected
+
+
+async def test_an_answer_that_a_grammar_shapes_is_no_call(client: httpx.AsyncClient, service: Reciter) -> None:
+    service.says = '{"name": "weather", "arguments": {}}'
+    for shape in (
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"regex": ".*"}},
+    ):
+        got = await client.post("/v1/chat/completions", json=chat(tools=[TOOL], max_tokens=200, **shape))
+        choice = got.json()["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == (service.says, "stop")
 
 
 @pytest.mark.parametrize(

@@ -76,9 +76,8 @@ def rounded(logprobs: dict[str, Any] | None) -> Any:
 
 async def streamed(it: Stack, body: dict[str, Any]) -> dict[int, tuple[str, str]]:
     got = await it.http.post("/v1/completions", json={**body, "stream": True})
-    chunks = [
-        json.loads(line.removeprefix("data: ")) for line in got.text.split("\n\n") if line and "[DONE]" not in line
-    ]
+    lines = [line for line in got.text.split("\n\n") if line.startswith("data: {")]  # no comments, no end
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     return {
         i: (

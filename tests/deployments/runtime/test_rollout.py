@@ -20,6 +20,7 @@ from cluster.config.deployment import DraftChoice, load_config
 from deployments.cli.rollout import rollout, table
 from deployments.client.client import connect
 from deployments.client.results import Result
+from deployments.runtime import ray_internals
 from deployments.runtime.rollout import Lengths, live, of_results, roll_out, since
 from deployments.runtime.served_application import ServedApplication, with_user_config
 
@@ -258,8 +259,6 @@ def test_a_draft_is_exchanged_under_streams_and_the_target_does_not_notice(
 def test_a_draft_is_exchanged_in_a_declared_application(ray_port: int) -> None:
     """As `serve deploy` runs it: the same, by the file's `user_config`."""
     from ray import serve
-    from ray.serve.context import _get_global_client
-    from ray.serve.schema import ServeDeploySchema
 
     raw = {
         "name": "declared",
@@ -270,7 +269,7 @@ def test_a_draft_is_exchanged_in_a_declared_application(ray_port: int) -> None:
     }
     file = {"name": "declared", "route_prefix": "/declared", "import_path": "deployments.app:build", "args": raw}
     serve.start(http_options={"port": ray_port})
-    _get_global_client().deploy_apps(ServeDeploySchema.model_validate({"applications": [file]}), _blocking=True)
+    ray_internals.deploy([file], wait=True)
     try:
         served = ServedApplication("declared")
         assert served.is_declared

@@ -137,7 +137,7 @@ async def test_five_hundred_connections(emulated_url: str, client: Client) -> No
             {"prompt": prompt, "max_tokens": max_tokens, "stream": True, "ignore_eos": True, "temperature": 0,
              "speculation": {"tokens": True}}
         ).encode()  # fmt: skip
-        head = f"POST {parts.path}/v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+        head = f"POST {parts.path}/v1/completions HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: close\r\n"
         head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
         writer.write(head.encode() + body)

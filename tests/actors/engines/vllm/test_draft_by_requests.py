@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from random_llama import random_llama
+from transformers import LlamaForCausalLM
 
 from actors.engines.protocol import Expand, ModelCard, Ranked
 from actors.engines.transformers.causal_lm import CausalLM
@@ -20,18 +21,7 @@ VOCABULARY, CONTEXT = 64, 48
 
 
 def llama() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        initializer_range=0.2,
-    )
-    return LlamaForCausalLM(config).to(torch.float64).eval()
+    return random_llama(VOCABULARY, intermediate_size=48).to(torch.float64)
 
 
 class Told:

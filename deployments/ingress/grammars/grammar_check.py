@@ -10,13 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
+import signal
 import subprocess
 import sys
+import time
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
-from actors.errors import InvalidSettingError, OverloadedError
+from actors.errors import InvalidSettingError, OverloadedError, UnavailableError
 
 LIMIT_S = 1.0
 """Of the process's own computing: a busy machine, on which it gets few turns, is no fault of the grammar."""
@@ -25,6 +30,8 @@ PATIENCE = 30
 MEMORY_BYTES = 2 << 30
 MOST_WAITING = 64
 REMEMBERED = 512
+LIMIT_REMEMBERED_S = 60.0
+"""That a bound was passed is measured, so it is tried again after this time; what is wrong with a grammar is not."""
 
 _PROGRAM = """
 import json, resource, signal, sys
@@ -42,6 +49,14 @@ for line in sys.stdin:
 """
 
 
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    """What is wrong with a grammar, empty if nothing is; and until when that holds, by the check's clock."""
+
+    problem: str
+    until: float = math.inf
+
+
 class GrammarCheck:
     """Lives on one event loop. One grammar at a time; what was found is remembered.
 
@@ -49,29 +64,31 @@ class GrammarCheck:
     it was ended.
     """
 
-    def __init__(self, limit_s: float = LIMIT_S) -> None:
+    def __init__(self, limit_s: float = LIMIT_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit_s = limit_s
+        self._clock = clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._process: subprocess.Popen[str] | None = None
-        self._found: OrderedDict[str, str] = OrderedDict()
+        self._found: OrderedDict[str, _Finding] = OrderedDict()
         self._waiting = 0
 
     async def check(self, grammar: str, param: str) -> None:
-        """Raises InvalidSettingError unless it can be followed, OverloadedError when too many wait for that."""
-        problem = self._found.get(grammar)
-        if problem is None:
+        """Raises InvalidSettingError unless it can be followed; OverloadedError when too many wait for that, and
+        UnavailableError when the machine is too busy to tell."""
+        finding = self._found.get(grammar)
+        if finding is None or finding.until < self._clock():
             if self._waiting >= MOST_WAITING:
                 raise OverloadedError(f"{MOST_WAITING} grammars are waiting to be compiled; try again later")
             self._waiting += 1
             try:
-                problem = await asyncio.get_running_loop().run_in_executor(self._thread, self._try, grammar)
+                finding = await asyncio.get_running_loop().run_in_executor(self._thread, self._try, grammar)
             finally:
                 self._waiting -= 1
-            self._found[grammar] = problem
+            self._found[grammar] = finding
             if len(self._found) > REMEMBERED:
                 self._found.popitem(last=False)
-        if problem:
-            raise InvalidSettingError(f"not a grammar that can be followed: {problem}", param)
+        if finding.problem:
+            raise InvalidSettingError(f"not a grammar that can be followed: {finding.problem}", param)
 
     def close(self) -> None:
         """End the process."""
@@ -79,8 +96,8 @@ class GrammarCheck:
         if self._process is not None:
             _end(self._process)
 
-    def _try(self, grammar: str) -> str:
-        """What is wrong with it; empty if nothing is."""
+    def _try(self, grammar: str) -> _Finding:
+        """What is wrong with it. Raises UnavailableError when the process got no turns."""
         if self._process is None or self._process.poll() is not None:
             self._process = self._start()
         process = self._process
@@ -94,10 +111,14 @@ class GrammarCheck:
             told = ""
         if told:
             problem: str = json.loads(told)
-            return problem.splitlines()[0][:300] if problem else ""
+            return _Finding(problem.splitlines()[0][:300] if problem else "")
         self._process = None
+        ended_by = -process.wait()
         _end(process)
-        return f"it takes more than {self._limit_s:g} s, or too much memory, to compile"
+        if ended_by == signal.SIGALRM:
+            raise UnavailableError("the server is too busy to compile the grammar of this request; try again later")
+        limit = f"it takes more than {self._limit_s:g} s, or too much memory, to compile"
+        return _Finding(limit, self._clock() + LIMIT_REMEMBERED_S)
 
     def _start(self) -> subprocess.Popen[str]:
         bounds = [self._limit_s, MEMORY_BYTES, PATIENCE * self._limit_s]

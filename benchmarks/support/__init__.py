@@ -1,0 +1,1 @@
+"""What several benchmarks share: rigs, loads, figures, goals, provenance."""
