@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,19 @@ def test_lookup_settings_are_checked() -> None:
     assert card.vocabulary == 0
     with pytest.raises(ConfigError, match="engine_kwargs"):
         draft_model(load_config({"draft": {"kind": "prompt_lookup", "engine_kwargs": {"size": 3}}}))
+
+
+def test_a_missing_suffix_library_is_found_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "arctic_inference.suffix_decoding", None)
+    config = load_config({"draft": {"kind": "suffix", "memory": {"tokens": 1000}}})
+    for build in (prepare, draft_model):
+        with pytest.raises(ConfigError, match=r"pip install 'outrider\[suffix\]'$"):
+            build(config)
+
+
+def test_a_memory_is_for_suffix_drafts() -> None:
+    with pytest.raises(ConfigError, match=r"draft\.memory is for drafts of kind 'suffix', not 'model'"):
+        load_config({"draft": {"memory": {}}})
 
 
 def test_pinning_keeps_to_what_there_is(caplog: pytest.LogCaptureFixture) -> None:
