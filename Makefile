@@ -29,8 +29,7 @@ test: $(STAMP) lint types  ## lint, types and the whole test suite
 	$(BIN)/pytest -n 3 $(SHARED) --no-loadscope-reorder $(ARGS)
 
 # Kernels of other processors, as far as this one has them; libraries ignore what they do not know.
-ISA_TESTS := tests/actors/engines/transformers/test_same_bits.py tests/actors/engines/transformers/test_slots.py tests/actors/engines/transformers/test_fast_linear.py \
-	tests/actors/engines/transformers/test_transformers_target.py
+ISA_TESTS := tests/actors/engines/transformers/test_same_bits.py tests/actors/engines/transformers/test_slots.py tests/actors/engines/transformers/test_fast_linear.py
 test-isa: $(STAMP)  ## the engine's tests, in short form, under other instruction sets and numbers of threads
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 OMP_NUM_THREADS=1 \
 		$(BIN)/pytest $(ISA_TESTS)
@@ -38,7 +37,6 @@ test-isa: $(STAMP)  ## the engine's tests, in short form, under other instructio
 		$(BIN)/pytest $(ISA_TESTS)
 	ATEN_CPU_CAPABILITY=avx512 ONEDNN_MAX_CPU_ISA=AVX512_CORE MKL_ENABLE_INSTRUCTIONS=AVX512 OMP_NUM_THREADS=2 \
 		$(BIN)/pytest $(ISA_TESTS)
-	OMP_NUM_THREADS=1 $(BIN)/pytest $(ISA_TESTS)
 
 slow: $(STAMP)  ## the long proofs
 	$(BIN)/pytest -m slow --timeout 3600

@@ -52,6 +52,10 @@ BENCHMARKS: dict[str, Benchmark] = {
         "the demo draft on prompts of no training source, by kind",
         "greedy agreement 0.55, a step 1/8 of a target pass",
     ),
+    "hidden-states": Benchmark(
+        "hidden_states", "a draft that reads the demo target's hidden states: agreement by depth, and its costs"
+    ),
+    "same-bits": Benchmark("same_bits", "a deterministic target in random passes, and what it costs", "none differs"),
     "algorithms": Benchmark("algorithms", "the acceptance rules' share of a target pass", "5 %"),
     "cpu-block": Benchmark("cpu_block", "a target pass of a few tokens on a CPU, next to one of one token"),
     "cohorts": Benchmark("cohorts", "one cohort of sequences against two that take turns, simulated"),

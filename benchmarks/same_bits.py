@@ -1,8 +1,8 @@
 """Random cases of (prefix, block, neighbours, chunk) on a deterministic target: how many change a bit; what it costs.
 
-    python -m benchmarks.same_bits                          # 10,000 cases, the demo model's first two layers
-    python -m benchmarks.same_bits --layers 30 --cases 500  # all of its layers
-    python -m benchmarks.same_bits --cases 0 --cost         # passes with target.deterministic against passes without
+    python -m benchmarks same-bits                          # 10,000 cases, the demo model's first two layers
+    python -m benchmarks same-bits --layers 30 --cases 500  # all of its layers
+    python -m benchmarks same-bits --cases 0 --cost         # passes with target.deterministic against passes without
 
 A case takes a text in one slot of a cache. Some last tokens of its prefix are computed in chunks of a random size, then
 a block of random length, each beside random neighbours; what lies before them was computed in one go. Its logits, keys
@@ -134,7 +134,7 @@ def report_cost(reference: str) -> None:
         print(f"{sequences:>9} {length:>11} {middle[0]:>9.1f} {middle[1]:>18.1f} {mean[1] / mean[0]:>6.2f}", flush=True)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=references.DEMO_TARGET)
     parser.add_argument("--layers", type=int, default=2, help="keep the first so many")
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64", "bfloat16"])
     parser.add_argument("--cost", action="store_true", help="also what the promise costs, with all layers")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
     capability = torch.backends.cpu.get_cpu_capability()
     print(
@@ -171,7 +171,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.cost:
         report_cost(options.model)
     return min(failed, 1)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -332,6 +332,8 @@ class DeploymentConfig(Settings):
                 "draft.kind 'hidden_states' needs target.engine 'transformers': what a vLLM worker class may read "
                 "of its model's hidden states has not been tried"
             )
+        if self.draft.model.startswith("demo:"):
+            raise ValueError("draft.kind 'hidden_states' needs a draft.model that outrider distill, or somebody, made")
         if self.target.tensor_parallel_size > 1:
             raise ValueError("draft.kind 'hidden_states' has not been tried with tensor-parallel targets")
         if self.rule in ("rejection", "block"):

@@ -295,6 +295,13 @@ def prepare(config: DeploymentConfig, progress: Progress | None = None) -> None:
     for reference in references:
         fetch(reference, progress)
     check_ranks(config)
+    if config.draft.kind == "hidden_states":
+        from transformers import AutoConfig
+
+        from cluster.models import feature_checkpoint
+
+        described = AutoConfig.from_pretrained(str(fetch(config.target.model)), local_files_only=True)
+        feature_checkpoint.check(fetch(config.draft.model), described.get_text_config())
     if config.draft.kind in ("model", "retokenised"):
         check_vocabularies(config.target.model, config.draft.model, config.draft.kind)
 

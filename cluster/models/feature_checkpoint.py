@@ -144,6 +144,18 @@ def load_projection(folder: Path, target: Any) -> tuple[tuple[int, ...], Tensor]
     return shape.layers, weights["fc.weight"].float()
 
 
+def check(folder: Path, target: Any) -> None:
+    """See, without the target's weights, that the draft was made for such a target. Raises ConfigError."""
+    weights = read_weights(folder)
+    shape = read_shape(folder, target)
+    read_vocabulary(weights, int(target.vocab_size), str(folder))
+    expected = [shape.width, shape.target_width * len(shape.layers)]
+    found = weights.get("fc.weight")
+    if found is None or list(found.shape) != expected:
+        told = "is missing" if found is None else f"has shape {list(found.shape)}"
+        raise ConfigError(f"{folder}: fc.weight {told}; for this target it must have shape {expected}")
+
+
 def save(folder: Path, module: FeatureModel, vocabulary: Tensor | None, dtype: torch.dtype) -> None:
     """Write config.json and model.safetensors into `folder`, which exists."""
     from safetensors.torch import save_file

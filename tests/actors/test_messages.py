@@ -7,6 +7,7 @@ import pickle
 import pytest
 
 from actors.errors import OverloadedError
+from actors.features import Features
 from actors.messages import Alternatives, CommitUpdate, Expansion, Support, VerificationResult
 
 FULL = VerificationResult(
@@ -29,6 +30,8 @@ FULL = VerificationResult(
         Expansion(9, 3, (1,), (0.5,), Support((1, 2), (0.5, 0.5))),
         CommitUpdate("s", 3, (1, 2)),
         CommitUpdate("s", 3, (), declined=True),
+        CommitUpdate("s", 3, (1,), features=Features("print", 2, 1, b"\x00\x3f")),
+        VerificationResult("s", 3, (1,), features=Features("print", 2, 1, b"\x00\x3f")),
         VerificationResult("s", 3, (1,)),
         VerificationResult("s", 3, (1,), 4, 1),
         VerificationResult("s", 3, (1,), declined=True),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from actors.algorithms.control.lookahead import LookaheadController, Phase
 from actors.algorithms.outcome_tree import Forest
-from actors.engines.protocol import DraftModel, TargetModel
+from actors.engines.protocol import DraftModel, FeatureReader, TargetModel
 from actors.messages import (
     Alternatives,
     Expansion,
@@ -170,6 +170,9 @@ class LossyPath:
         assert isinstance(fresh, int)  # all commits arrive, in order
         if fresh:
             self.draft.advance(name, result.tokens[-fresh:])
+        if result.features is not None and isinstance(self.draft, FeatureReader):
+            for _ in range(self.rng.choice((0, 1, 1, 2))):  # lost, or told twice
+                self.draft.read_features(name, result.features)
 
     def _draft_step(self) -> dict[str, list[Expansion]]:
         asked = self._forest.frontier(self.tree.width)

@@ -121,8 +121,10 @@ class FeatureDraft(TransformersDraft):
     def __init__(self, model: FeatureLM, settings: DraftSettings) -> None:
         super().__init__(model, settings)  # type: ignore[arg-type]  # of CausalLM, it calls what FeatureLM has
         self._features = model
+        self.told = 0
+        """Messages with features that were taken."""
         self.dropped = 0
-        """Features that were of no use: of another model, width, type or place, or not finite."""
+        """Those with features that were of no use: of another model, width, type or place, or not finite."""
 
     def card(self) -> ModelCard:
         return replace(super().card(), features=self._features.features)
@@ -142,6 +144,7 @@ class FeatureDraft(TransformersDraft):
         if found is None or not 0 <= features.position <= len(session.tokens) - len(found):
             self.dropped += 1
             return
+        self.told += 1
         first = self._feature_cache.tell(session.slot, features.position, found)
         if first is not None and first < session.cached:
             session.stale = first if session.stale is None else min(first, session.stale)

@@ -137,3 +137,21 @@ def test_a_leaf_that_comes_true_is_followed_by_a_bonus() -> None:
 def test_other_rules_and_modes_verify_the_sampled_path(it: ProposalBroker) -> None:
     (proposal,) = it.propose(["a"], rows=1).values()
     assert (proposal.tokens, proposal.parents) == ((7,), ())
+
+
+def test_in_a_large_batch_paths_are_verified() -> None:
+    """1,024 nodes over 400 rows are not three each, a whole path; over 100 they are ten."""
+    it = with_trees()
+    (small,) = it.propose(["a"], rows=100).values()
+    assert len(small.tokens) == 4
+    (large,) = it.propose(["a"], rows=400).values()
+    assert (large.tokens, large.parents) == ((7,), ())
+
+
+def test_nodes_far_below_what_was_worth_verifying_are_not_looked_at() -> None:
+    """Passes of 20 + 1 ms a token over one sequence that commits one: a token that adds 1 ms to 22 has to bring 1/22,
+    and nodes of less than half of that are left out."""
+    it = with_trees()
+    for tokens in (1, 2, 3) * 40:
+        it.controller.observe_pass(tokens, 1, 0.020 + 0.001 * tokens)
+    assert it.controller.least_reach == pytest.approx(0.5 / 22, rel=0.05)

@@ -6,16 +6,20 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from two_tokenizers import TARGET
 
 from actors.engines.protocol import ModelCard
 from actors.errors import ConfigError, ModelMismatchError
 from actors.orchestrator.draft_routing import mismatch
 from actors.text.emulated_codec import EmulatedCodec
 from cluster.config.deployment import DeploymentConfig, load_config
-from cluster.models.factory import draft_model, pin, prepare, text_facts
+from cluster.distillation.feature_student import build_feature_student
+from cluster.models import feature_checkpoint
+from cluster.models.factory import draft_model, pin, prepare, target_model, text_facts
 from deployments.cli import main
 from deployments.runtime.local import free_port
 
@@ -92,6 +96,46 @@ def test_a_retokenised_draft_is_built_and_fits(pair: tuple[str, str, str], tmp_p
     card = draft_model(config).card()
     target = ModelCard(pair[0], 20, 64, 2, fingerprint="theirs")
     assert (card.vocabulary, card.slots, mismatch(target, card)) == (0, 2, None)
+
+
+def test_a_draft_that_reads_hidden_states_is_built_for_its_target(tmp_path: Path) -> None:
+    described = LlamaConfig(
+        vocab_size=TARGET.vocabulary, hidden_size=8, intermediate_size=16, num_hidden_layers=4, num_attention_heads=2
+    )
+    torch.manual_seed(0)
+    whole = LlamaForCausalLM(described)
+    target = str(tmp_path / "target")
+    whole.save_pretrained(target)
+    TARGET._tokenizer.save_pretrained(target)
+    draft = tmp_path / "draft"
+    draft.mkdir()
+    student = build_feature_student(whole, (0, 2, 3), torch.arange(5, 15))
+    feature_checkpoint.save(draft, student.module, student.vocabulary, torch.float32)
+
+    def config(**changes: object) -> DeploymentConfig:
+        size = {"slots": 2, "context": 64}
+        tier = {"kind": "hidden_states", "model": str(draft), "settings": size}
+        return load_config({"target": {"model": target, "settings": size}, "draft": tier, **changes})
+
+    prepare(config())
+    fed, engine = target_model(config()), draft_model(config())
+    assert fed.card().features == engine.card().features != ""
+    assert mismatch(fed.card(), engine.card()) is None
+    plain = target_model(load_config({"target": {"model": target, "settings": {"slots": 2, "context": 64}}}))
+    assert "not at all" in str(mismatch(plain.card(), engine.card()))
+    wider = LlamaForCausalLM(LlamaConfig(**described.to_dict() | {"hidden_size": 16, "head_dim": 8}))
+    wider.save_pretrained(target)
+    with pytest.raises(ConfigError, match="this target's width is 16"):
+        prepare(config())
+    for rule in ("rejection", "block"):
+        with pytest.raises(ConfigError, match="not been proven"):
+            config(rule=rule)
+    with pytest.raises(ConfigError, match="vLLM worker"):
+        config(target={"engine": "vllm", "model": target, "settings": {"context": 64}})
+    with pytest.raises(ConfigError, match="tensor-parallel"):
+        config(target={"model": target, "tensor_parallel_size": 2, "settings": {"context": 64}})
+    with pytest.raises(ConfigError, match=r"draft\.model"):
+        config(draft={"kind": "hidden_states"})
 
 
 def test_deterministic_is_the_embedded_engines_promise() -> None:

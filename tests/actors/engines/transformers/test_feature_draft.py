@@ -7,27 +7,28 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import feature_models
 import pytest
 import torch
+from feature_models import LAYERS
 from small_llamas import EOS, VOCABULARY, causal_lm, full_logits, module, opening, some_tokens
 
 from actors.algorithms.outcome_tree import Forest
 from actors.algorithms.types import Block
 from actors.algorithms.verification import verify_blocks
 from actors.engines.protocol import Expand, Proposal, Row
-from actors.engines.transformers.feature_draft import FeatureDraft, FeatureLM
-from actors.engines.transformers.feature_layer import FeatureModel, FeatureShape, default_feature_layers
+from actors.engines.transformers.feature_draft import FeatureDraft
+from actors.engines.transformers.feature_layer import FeatureModel, default_feature_layers
 from actors.engines.transformers.features import NEWEST, FeatureTap, from_bytes, projection_name, to_bytes
 from actors.engines.transformers.target import TransformersTarget
 from actors.errors import ConfigError
 from actors.features import Features
 from actors.messages import OpenSequence, prefix_key
-from actors.orchestrator.routing import mismatch
+from actors.orchestrator.draft_routing import mismatch
 from actors.settings import DraftSettings, TargetSettings, TreeSettings
-from cluster.distillation.feature_student import UnrolledAttention, delayed, layer_config
+from cluster.distillation.feature_student import UnrolledAttention, delayed
 
 COUNT = 20
-LAYERS = (0, 1)
 TREE = TreeSettings(width=6, branching=3, depth=5, nodes=24, min_reach=0.001)
 Feed = Callable[[str, int, Features], Sequence[Features]]
 """From a sequence, the number of a pass and its features to what reaches the draft."""
@@ -35,25 +36,17 @@ Feed = Callable[[str, int, Features], Sequence[Features]]
 
 def feature_model(seed: int = 0) -> FeatureModel:
     """Random, in float64, around the embedding and the head of small_llamas.module()."""
-    target = module()
-    torch.manual_seed(seed)
-    shape = FeatureShape(layer_config(target.config), 32, LAYERS)
-    made = FeatureModel(shape, target.get_input_embeddings().weight.detach(), target.lm_head.weight.detach())
-    for parameter in made.parameters():
-        if parameter.ndim == 2:
-            torch.nn.init.normal_(parameter, std=0.2)
-    return made.double()
+    return feature_models.feature_model(module(), seed)
 
 
-def feature_draft(seed: int = 0, **changes: object) -> FeatureDraft:
-    settings = DraftSettings(**{"slots": 8, "context": 128, "prefill_chunk": 16, "tree": TREE, **changes})  # type: ignore[arg-type]
-    return FeatureDraft(FeatureLM(feature_model(seed), name="features"), settings)
+def feature_draft(seed: int = 0) -> FeatureDraft:
+    settings = DraftSettings(slots=8, context=128, prefill_chunk=16, tree=TREE)
+    return feature_models.feature_draft(feature_model(seed), settings)
 
 
 def feeding_target(seed: int = 0) -> TransformersTarget:
-    model = causal_lm(eos=(EOS,))
-    tap = FeatureTap(model.module, LAYERS, feature_model(seed).fc.weight)
-    return TransformersTarget(model, TargetSettings(slots=8, context=512), features=tap)
+    settings = TargetSettings(slots=8, context=512)
+    return feature_models.feeding_target(causal_lm(eos=(EOS,)), feature_model(seed), settings)
 
 
 @torch.inference_mode()
@@ -93,6 +86,26 @@ def test_what_the_target_sends_are_its_hidden_states_of_committed_positions() ->
     assert second.accepted == 1
     assert (second.features.position, second.features.count) == (9, 2)  # the wrong one is not among them
     close(second.features, true_features([*text, next_token])[9:])
+
+
+def test_of_a_tree_the_path_that_came_true_is_sent() -> None:
+    target, prompt = feeding_target(), some_tokens(9, 1)
+    target.attach(0, opening("a", prompt, temperature=0))
+    first = target.forward([Row(0, prompt, 0)])[0]
+    assert first is not None
+    target.record(0, first.tokens)
+    text = [*prompt, *first.tokens]
+    best = int(full_logits(module(), text)[-1].argmax())
+    then = int(full_logits(module(), [*text, best])[-1].argmax())
+    wrong = (best + 1) % VOCABULARY
+    # The likely child is wrong; its sibling is right, and so is that one's second child.
+    tree = Proposal((wrong, best, wrong, then), (0.5, 0.3, 0.2, 0.1), parents=(-1, -1, 1, 1))
+    second = target.forward([Row(0, (text[-1], *tree.tokens), 9, tree)])[0]
+    assert second is not None
+    assert second.accepted == 2
+    assert second.features is not None
+    assert (second.features.position, second.features.count) == (9, 3)
+    close(second.features, true_features([*text, best, then])[9:])
 
 
 def test_rows_of_a_pass_get_their_own() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from feature_models import feature_draft, feature_model, feeding_target
 from on_off import sweep
 from two_tokenizers import DRAFT, TARGET, llama
 
@@ -50,6 +51,22 @@ def test_every_setting_alone_and_combined(target: TransformersTarget) -> None:
     assert found.accepted > 400
     assert found.proposed - found.accepted > 200
     assert found.branches > 200
+
+
+def test_a_draft_that_reads_hidden_states() -> None:
+    """Features come late, twice or not at all, with trees and paths cut at random."""
+    model = llama(TARGET, 0)
+    draft = feature_model(model.module)
+    target = feeding_target(model, draft, TargetSettings(slots=16, context=96))
+    settings = DraftSettings(slots=16, context=256, tree=TreeSettings(width=32, branching=2, depth=5, nodes=24))
+    rng = random.Random(5)
+    engine = feature_draft(draft, settings, eos=(0,))
+    found = sweep(target, prompts(120, rng), rng, tokens=TOKENS, draft=lambda _: engine)
+    assert found.tally.same, found.tally.different
+    assert found.tally.ties == 0
+    assert found.proposed > 100
+    assert engine.dropped == 0
+    assert engine.told > 100
 
 
 @pytest.mark.parametrize("kind", ["retokenised", "early exit", "lookup"])
