@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from reference_ranking import rank_alone
 from torch import Tensor
 
+from actors.algorithms import block_rows
 from actors.algorithms.draft_tree import follow
 from actors.algorithms.drafting import DraftRow, RankedRow, rank_children
 from actors.algorithms.types import Block
@@ -51,6 +52,13 @@ ALONE: list[dict[str, object]] = [
     {"min_tokens": 7, "stop_token_ids": (5, 6), "temperature": 0},
     {"logprobs": 3, "top_p": 0.9},
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _also_few_blocks_together() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(block_rows, "FEW_BLOCKS", 0)
+        yield
 
 
 class OddGrammar:
