@@ -161,7 +161,8 @@ class DraftActor(Replica[DraftMessage, ProposalBatch]):
 
     def _facts(self) -> dict[str, float]:
         own = self._model.facts() if isinstance(self._model, ReportsFacts) else {}
-        return self._load() | self._metrics.facts() | own
+        counts = self._model.feature_counts() if isinstance(self._model, FeatureReader) else {}
+        return self._load() | self._metrics.facts() | own | counts
 
     def _busy(self) -> bool:
         return bool(self._owners) and not self._frontier_empty

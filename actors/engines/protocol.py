@@ -163,3 +163,6 @@ class FeatureReader(Protocol):
 
     def read_features(self, sequence: str, features: Features) -> None:
         """Take what came with a commit, early, late, twice or not at all. Never raises for what it cannot use."""
+
+    def feature_counts(self) -> dict[str, float]:
+        """For people: messages with features that were read, and that were dropped because they were of no use."""

@@ -291,6 +291,15 @@ class DeploymentConfig(Settings):
     """Served answers kept as training data for the next draft; none: off."""
 
     @model_validator(mode="after")
+    def _remembers_no_noise(self) -> Self:
+        if self.rule in ("rejection", "block") and self.draft.kind == "suffix":
+            raise ValueError(
+                f"draft.kind 'suffix' goes with rule 'coupled' or 'typical', not '{self.rule}': a remembered answer of "
+                "the same seed would be judged by the noise that made it"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _fits(self) -> Self:
         target, draft = self.target, self.draft
         if (target.engine == "emulated") != target.model.startswith("emulated:"):
@@ -344,6 +353,8 @@ class DeploymentConfig(Settings):
                 "draft.kind 'hidden_states' needs target.engine 'transformers': what a vLLM worker class may read "
                 "of its model's hidden states has not been tried"
             )
+        if self.target.deterministic:
+            raise ValueError("draft.kind 'hidden_states' does not go with target.deterministic: its passes are cut up")
         if self.draft.model.startswith("demo:"):
             raise ValueError("draft.kind 'hidden_states' needs a draft.model that outrider distill, or somebody, made")
         if self.target.tensor_parallel_size > 1:

@@ -57,6 +57,10 @@ class PredictedDraft:
         if isinstance(self._draft, FeatureReader):
             self._draft.read_features(sequence, features)
 
+    def feature_counts(self) -> dict[str, float]:
+        """See protocol.FeatureReader."""
+        return self._draft.feature_counts() if isinstance(self._draft, FeatureReader) else {}
+
     def expand(self, requests: Sequence[Expand]) -> list[Ranked]:
         """Chains of the prediction where it goes on from a prefix, and the draft's own answers elsewhere."""
         looked = self._lookup.expand([request for request in requests if request.sequence in self._predicted])

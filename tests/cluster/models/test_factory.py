@@ -133,6 +133,8 @@ def test_a_draft_that_reads_hidden_states_is_built_for_its_target(tmp_path: Path
             config(rule=rule)
     with pytest.raises(ConfigError, match="vLLM worker"):
         config(target={"engine": "vllm", "model": target, "settings": {"context": 64}})
+    with pytest.raises(ConfigError, match="passes are cut up"):
+        config(target={"model": target, "deterministic": True, "settings": {"context": 64}})
     with pytest.raises(ConfigError, match="tensor-parallel"):
         config(target={"model": target, "tensor_parallel_size": 2, "settings": {"context": 64}})
     with pytest.raises(ConfigError, match=r"draft\.model"):
@@ -222,3 +224,9 @@ def test_a_thread_may_step_back_for_others() -> None:
     thread.start()
     thread.join()
     assert seen == [max(5 - os.getpriority(os.PRIO_PROCESS, 0), 0)]  # nobody is set forward
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_what_was_said_is_no_draft_for_rules_that_draw_with_the_same_noise(rule: str) -> None:
+    with pytest.raises(ConfigError, match="draft.kind 'suffix' goes with rule 'coupled' or 'typical'"):
+        load_config({"rule": rule, "draft": {"kind": "suffix"}})
