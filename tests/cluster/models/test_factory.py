@@ -228,5 +228,5 @@ def test_a_thread_may_step_back_for_others() -> None:
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_what_was_said_is_no_draft_for_rules_that_draw_with_the_same_noise(rule: str) -> None:
-    with pytest.raises(ConfigError, match="draft.kind 'suffix' goes with rule 'coupled' or 'typical'"):
+    with pytest.raises(ConfigError, match=r"draft\.kind 'suffix' goes with rule 'coupled' or 'typical'"):
         load_config({"rule": rule, "draft": {"kind": "suffix"}})
