@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 from small_llamas import opening
@@ -15,6 +16,8 @@ from actors.engines.protocol import Expand
 from actors.errors import OverloadedError
 from actors.messages import OpenSequence
 from actors.settings import DraftSettings, MemorySettings, TreeSettings
+
+pytestmark = pytest.mark.skipif(find_spec("arctic_inference") is None, reason="needs the extra `suffix`")
 
 QUESTION, ANSWER = "How many? Say it. ", "one two three"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import pairwise
 
 import pytest
@@ -16,6 +17,8 @@ from actors.engines.lookup.suffix_draft import SuffixDraft
 from actors.engines.lookup.suffix_memory import SuffixMemory, suffix_caches
 from actors.messages import OpenSequence
 from actors.settings import DraftSettings, MemorySettings, Rule, TreeSettings
+
+pytestmark = pytest.mark.skipif(find_spec("arctic_inference") is None, reason="needs the extra `suffix`")
 
 
 def suffix(rule: Rule = "coupled", tree: TreeSettings = TREE, slots: int = 8) -> SuffixDraft:
