@@ -134,7 +134,7 @@ def report_cost(reference: str) -> None:
         print(f"{sequences:>9} {length:>11} {middle[0]:>9.1f} {middle[1]:>18.1f} {mean[1] / mean[0]:>6.2f}", flush=True)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=references.DEMO_TARGET)
     parser.add_argument("--layers", type=int, default=2, help="keep the first so many")
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64", "bfloat16"])
     parser.add_argument("--cost", action="store_true", help="also what the promise costs, with all layers")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
     capability = torch.backends.cpu.get_cpu_capability()
     print(
@@ -171,7 +171,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.cost:
         report_cost(options.model)
     return min(failed, 1)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -20,6 +20,9 @@ from actors.algorithms.types import Block
 from actors.errors import OutriderError
 from actors.messages import Support
 
+FEW_BLOCKS = 6
+"""Fewer blocks than this are filtered one by one on a CPU: some thirty calls for all of them together cost more."""
+
 
 class Grammar(Protocol):
     """A constraint on the answer, standing at the block's first position."""
@@ -56,6 +59,11 @@ class BlockRows:
     def is_plain(self) -> bool:
         """Whether the best token of each row as it stands is all that is asked for."""
         return self.block.sampling.greedy and self._unchanged is not None
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether min_p, top_k or top_p leave tokens out of a draw."""
+        return not self.block.sampling.greedy and sampling.filters(self.block.sampling)
 
     def possible(self) -> list[int]:
         """The rows that can matter: none past a draft token that the target does not have."""
@@ -103,10 +111,14 @@ def choose(program: RowProgram, every: dict[int, BlockRows], *, at_once: bool) -
     """The target's own tokens at the rows of all blocks for which the rule is these tokens, by block.
 
     On a device all rows are read at once: a launch and a copy cost more than a row's arithmetic. On a CPU arithmetic is
-    what costs, so the rows are read that the walks come to, one of each block at a time. A row that was not read, or
-    has no token, has -1.
+    what costs, so the rows are read that the walks come to, one of each block at a time, and only where that is cheaper
+    than a block by itself: the best token of rows as they are, and filters. A row that was not read, or has no token,
+    has -1.
     """
     blocks = {number: rows for number, rows in every.items() if is_choice(rows.block)}
+    if not at_once:
+        many = len(blocks) >= FEW_BLOCKS
+        blocks = {n: rows for n, rows in blocks.items() if rows.is_plain or (many and rows.is_filtered)}
     ready = {number: [NONE] * (len(rows.block.drafts) + 1) for number, rows in blocks.items()}
     reading = CoupledChoice(program.size, program.dtype, program.device, at_once=at_once)
     asked = [

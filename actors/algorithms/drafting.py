@@ -85,7 +85,7 @@ def rank_children(
     # Typical acceptance takes the shared draw, but its confidences are expectations.
     expected = [n for n in shared if rule == "typical" and not rows[n].sampling.greedy]
     count = min(support, size) if drawn else min(max(support, branching), size)
-    reading = MostLikely(count, vocabulary)
+    reading = MostLikely(count, vocabulary, sums=bool(expected))
     likely = program.read([_logits_row(n, rows[n]) for n in drawn + expected], reading)
     ranked: dict[int, RankedRow] = {}
     for n, found in zip(shared, raced, strict=True):

@@ -117,12 +117,12 @@ class BestPerturbed:
 class MostLikely:
     """The `count` best tokens by q, their log q but for a constant, best first, and log of the sum over all of q.
 
-    vocabulary: as of BestPerturbed.
+    vocabulary: as of BestPerturbed. sums: whether the sum is wanted (it is 0 otherwise).
     """
 
-    def __init__(self, count: int, vocabulary: Tensor | None = None) -> None:
+    def __init__(self, count: int, vocabulary: Tensor | None = None, *, sums: bool) -> None:
         self.width = 2 * count + 1
-        self._count, self._vocabulary = count, vocabulary
+        self._count, self._vocabulary, self._sums = count, vocabulary, sums
 
     def parts(self, found: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64], float]:
         """Of what was read of a row: tokens, scores (-inf where there is nothing) and the log of the sum."""
@@ -134,7 +134,9 @@ class MostLikely:
         if not isinstance(z, Tensor):
             z = torch.stack(list(z))
         heat = [row.changes.sampling.temperature for row in rows]
-        return self._rank(z / torch.tensor(heat, dtype=z.dtype, device=z.device)[:, None])
+        if any(temperature != 1 for temperature in heat):
+            z = z / torch.tensor(heat, dtype=z.dtype, device=z.device)[:, None]
+        return self._rank(z)
 
     def of_kept(self, kept: Kept, rows: Sequence[LogitsRow]) -> Tensor:
         return self._rank(kept.scaled, kept.ids if self._vocabulary is None else self._vocabulary[kept.ids])
@@ -143,7 +145,7 @@ class MostLikely:
         best, places = scaled.topk(min(self._count, scaled.shape[1]))  # [R, S]
         tokens = _tokens(places, ids, self._vocabulary)
         missing = self._count - tokens.shape[1]
-        total = scaled.logsumexp(-1, keepdim=True)
+        total = scaled.logsumexp(-1, keepdim=True) if self._sums else torch.zeros_like(best[:, :1])
         return torch.cat([_padded(tokens.double(), missing), _padded(best.double(), missing, -torch.inf), total], 1)
 
 

@@ -151,6 +151,13 @@ class DraftModel(Protocol):
 
 
 @runtime_checkable
+class ReportsFacts(Protocol):
+    """A draft that has figures of its own for `outrider status`."""
+
+    def facts(self) -> dict[str, float]: ...
+
+
+@runtime_checkable
 class FeatureReader(Protocol):
     """A draft that can use the target's hidden states. Not part of DraftModel: most drafts have no use for them."""
 

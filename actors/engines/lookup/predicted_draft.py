@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from actors.engines.lookup.prompt_lookup import LookupSettings, PromptLookupDraft
-from actors.engines.protocol import DraftModel, Expand, FeatureReader, ModelCard, Ranked
+from actors.engines.protocol import DraftModel, Expand, FeatureReader, ModelCard, Ranked, ReportsFacts
 from actors.features import Features
 from actors.messages import OpenSequence
 from actors.settings import DraftSettings
@@ -24,6 +24,10 @@ class PredictedDraft:
 
     def card(self) -> ModelCard:
         return self._draft.card()
+
+    def facts(self) -> dict[str, float]:
+        """The draft's own."""
+        return self._draft.facts() if isinstance(self._draft, ReportsFacts) else {}
 
     def open(self, opening: OpenSequence) -> None:
         """Take a sequence. Raises what the draft raises."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from reference_ranking import rank_alone
 from torch import Tensor
 
+from actors.algorithms import block_rows
 from actors.algorithms.draft_tree import follow
 from actors.algorithms.drafting import DraftRow, RankedRow, rank_children
 from actors.algorithms.types import Block
@@ -51,6 +52,13 @@ ALONE: list[dict[str, object]] = [
     {"min_tokens": 7, "stop_token_ids": (5, 6), "temperature": 0},
     {"logprobs": 3, "top_p": 0.9},
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _also_few_blocks_together() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(block_rows, "FEW_BLOCKS", 0)
+        yield
 
 
 class OddGrammar:
@@ -315,3 +323,20 @@ def test_ranking_with_settings_combined(seed: int, size: int, rule: Rule, at_onc
     cases = [some_settings(drawn, size) for _ in range(int(drawn.integers(1, 9)))]
     for expected, got in rankings(cases, seed, size, rule, at_once=at_once, mapped=mapped):
         assert_same_ranking(expected, got)
+
+
+@pytest.mark.parametrize("rules", [["coupled"], ["rejection", "block"]])
+def test_nothing_waits_for_a_device_in_between(rules: list[Rule]) -> None:
+    """No number of a tensor is asked for, no shape depends on one, whatever the settings: each round is one copy."""
+    drawn = np.random.default_rng(1)
+    parts = [torch.from_numpy(drawn.standard_normal((4, 700)) * 3) for _ in ALONE]
+    blocks = [
+        block_of(fields, drawn, rows, None, 0.8, rules[n % len(rules)])
+        for n, (fields, rows) in enumerate(zip(ALONE, parts, strict=True))
+    ]
+    logits = torch.cat(parts)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        verify_blocks(logits, blocks, at_once=True)
+    called = {event.key for event in profile.key_averages()}
+    assert "aten::topk" in called
+    assert not called & {"aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,19 @@ def test_lookup_settings_are_checked() -> None:
         draft_model(load_config({"draft": {"kind": "prompt_lookup", "engine_kwargs": {"size": 3}}}))
 
 
+def test_a_missing_suffix_library_is_found_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "arctic_inference.suffix_decoding", None)
+    config = load_config({"draft": {"kind": "suffix", "memory": {"tokens": 1000}}})
+    for build in (prepare, draft_model):
+        with pytest.raises(ConfigError, match=r"pip install 'outrider\[suffix\]'$"):
+            build(config)
+
+
+def test_a_memory_is_for_suffix_drafts() -> None:
+    with pytest.raises(ConfigError, match=r"draft\.memory is for drafts of kind 'suffix', not 'model'"):
+        load_config({"draft": {"memory": {}}})
+
+
 def test_pinning_keeps_to_what_there_is(caplog: pytest.LogCaptureFixture) -> None:
     """Run in a thread, because it is the calling thread that is pinned."""
     import os
@@ -210,3 +224,9 @@ def test_a_thread_may_step_back_for_others() -> None:
     thread.start()
     thread.join()
     assert seen == [max(5 - os.getpriority(os.PRIO_PROCESS, 0), 0)]  # nobody is set forward
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_what_was_said_is_no_draft_for_rules_that_draw_with_the_same_noise(rule: str) -> None:
+    with pytest.raises(ConfigError, match=r"draft\.kind 'suffix' goes with rule 'coupled' or 'typical'"):
+        load_config({"rule": rule, "draft": {"kind": "suffix"}})
