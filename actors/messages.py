@@ -47,7 +47,8 @@ class OpenSequence:
     """Start, or resume, a sequence on a target or a draft replica.
 
     `committed` is what an earlier replica already committed past the prompt; it is prefilled, never decided again.
-    `seed` is resolved: the ingress draws one where the client sent none.
+    `seed` is resolved: the ingress draws one where the client sent none. `tenant` owns the text: a draft that remembers
+    answers shows them to no other one.
     """
 
     sequence: str
@@ -55,6 +56,7 @@ class OpenSequence:
     sampling: SamplingSettings
     seed: int
     committed: tuple[int, ...] = ()
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +255,8 @@ class GenerationRequest:
     id: names the sequence everywhere, also when another replica takes over: never reused.
     committed: tokens that an earlier orchestrator already delivered; generation goes on after them.
     elapsed_s: seconds of its time limit that went by at earlier orchestrators.
-    owner: whose request it is, as far as the door knows; only a recorder of answers reads it.
+    owner: whose request it is, as far as the ingress knows (the name of its API key; empty without keys). A recorder of
+        answers reads it, and a draft that remembers answers (OpenSequence.tenant).
     """
 
     id: str

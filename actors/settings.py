@@ -161,6 +161,19 @@ class DraftSettings(Settings):
     """Ids of q sent with each draft token under the probabilistic rules."""
 
 
+class MemorySettings(Settings):
+    """What drafts of kind `suffix` remember, per draft replica."""
+
+    shared: bool = False
+    """Look up every tenant's text for every tenant. Off: a tenant is served from its own text alone. On, whoever sends
+    requests can guess what others were told by how fast the same text comes to them: for deployments whose users trust
+    each other."""
+    tokens: Annotated[int, Field(ge=1)] = 1_000_000
+    """Most tokens of answers held, over all tenants; the oldest answers of whoever holds most make room."""
+    answers: Annotated[int, Field(ge=1)] = 10_000
+    """Most answers held, likewise."""
+
+
 class OrchestratorSettings(Settings):
     """The orchestrator's patience."""
 

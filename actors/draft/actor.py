@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from actors.algorithms.outcome_tree import Forest
-from actors.engines.protocol import DraftModel, FeatureReader, ModelCard
+from actors.engines.protocol import DraftModel, FeatureReader, ModelCard, ReportsFacts
 from actors.errors import OverloadedError, RequestError
 from actors.messages import Cancel, CommitUpdate, DraftMessage, Expansion, OpenSequence, ProposalBatch, prefix_key
 from actors.replica.pass_metrics import StepMetrics
@@ -160,7 +160,9 @@ class DraftActor(Replica[DraftMessage, ProposalBatch]):
         }
 
     def _facts(self) -> dict[str, float]:
-        return self._load() | self._metrics.facts()
+        own = self._model.facts() if isinstance(self._model, ReportsFacts) else {}
+        counts = self._model.feature_counts() if isinstance(self._model, FeatureReader) else {}
+        return self._load() | self._metrics.facts() | own | counts
 
     def _busy(self) -> bool:
         return bool(self._owners) and not self._frontier_empty

@@ -151,8 +151,18 @@ class DraftModel(Protocol):
 
 
 @runtime_checkable
+class ReportsFacts(Protocol):
+    """A draft that has figures of its own for `outrider status`."""
+
+    def facts(self) -> dict[str, float]: ...
+
+
+@runtime_checkable
 class FeatureReader(Protocol):
     """A draft that can use the target's hidden states. Not part of DraftModel: most drafts have no use for them."""
 
     def read_features(self, sequence: str, features: Features) -> None:
         """Take what came with a commit, early, late, twice or not at all. Never raises for what it cannot use."""
+
+    def feature_counts(self) -> dict[str, float]:
+        """For people: messages with features that were read, and that were dropped because they were of no use."""

@@ -64,7 +64,7 @@ class Admission:
         self._check_ids(prompt, "prompt")
         sampling = self._settle(request.sampling, room)
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
-        opening = OpenSequence(request.id, prompt, sampling, seed, request.committed)
+        opening = OpenSequence(request.id, prompt, sampling, seed, request.committed, request.owner)
         text = self._codec.stream(prompt, sampling.stop, sampling.min_tokens, not sampling.skip_special_tokens)
         text.push(request.committed)
         return Session(request, opening, [*prompt, *request.committed], text)

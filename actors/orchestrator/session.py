@@ -64,7 +64,7 @@ class Session:
         """An opening from what is committed now."""
         opening = self.opening
         committed = tuple(self.tokens[self.prompt_tokens :])
-        return OpenSequence(opening.sequence, opening.prompt, opening.sampling, opening.seed, committed)
+        return OpenSequence(opening.sequence, opening.prompt, opening.sampling, opening.seed, committed, opening.tenant)
 
     def commit(self, result: VerificationResult) -> CommitUpdate | None:
         """Take what the target in charge decided. Returns what the draft must hear; None if there is nothing new.

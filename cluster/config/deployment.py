@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 from actors.errors import ConfigError
 from actors.settings import (
     DraftSettings,
+    MemorySettings,
     OrchestratorSettings,
     Rule,
     Settings,
@@ -161,9 +162,12 @@ class DraftChoice(Settings):
 class DraftTier(Tier):
     """The model, or method, that guesses."""
 
-    kind: Literal["model", "prompt_lookup", "early_exit", "retokenised", "hidden_states", "emulated", "none"] = "model"
+    kind: Literal[
+        "model", "prompt_lookup", "suffix", "early_exit", "retokenised", "hidden_states", "emulated", "none"
+    ] = "model"
     """retokenised: a model with another tokenizer than the target's; early_exit: the target's own first layers;
-    hidden_states: one layer that reads the target's hidden states (EAGLE-3's form), for targets on transformers."""
+    hidden_states: one layer that reads the target's hidden states (EAGLE-3's form), for targets on transformers;
+    suffix: what was said before, which needs the extra `suffix`."""
     engine: Literal["transformers", "vllm"] = "transformers"
     """What runs a draft of kind `model`. vllm is for drafts on a GPU, quantised ones and many sequences; transformers
     has less to do per step, which is what counts for a draft of a few layers and for one sequence."""
@@ -178,9 +182,17 @@ class DraftTier(Tier):
     """early_exit: how many of the target's first layers."""
     engine_kwargs: dict[str, Any] = {}
     """Passed to the engine as they are."""
+    memory: MemorySettings | None = None
+    """suffix: how much is remembered, and for whom; none: the defaults."""
     settings: DraftSettings = DraftSettings()
     goals: DraftGoals = DraftGoals()
     """What autoscaling aims for."""
+
+    @model_validator(mode="after")
+    def _remembers(self) -> Self:
+        if self.memory is not None and self.kind != "suffix":
+            raise ValueError(f"draft.memory is for drafts of kind 'suffix', not '{self.kind}'")
+        return self
 
 
 class Ingress(Settings):
@@ -279,6 +291,15 @@ class DeploymentConfig(Settings):
     """Served answers kept as training data for the next draft; none: off."""
 
     @model_validator(mode="after")
+    def _remembers_no_noise(self) -> Self:
+        if self.rule in ("rejection", "block") and self.draft.kind == "suffix":
+            raise ValueError(
+                f"draft.kind 'suffix' goes with rule 'coupled' or 'typical', not '{self.rule}': a remembered answer of "
+                "the same seed would be judged by the noise that made it"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _fits(self) -> Self:
         target, draft = self.target, self.draft
         if (target.engine == "emulated") != target.model.startswith("emulated:"):
@@ -332,6 +353,8 @@ class DeploymentConfig(Settings):
                 "draft.kind 'hidden_states' needs target.engine 'transformers': what a vLLM worker class may read "
                 "of its model's hidden states has not been tried"
             )
+        if self.target.deterministic:
+            raise ValueError("draft.kind 'hidden_states' does not go with target.deterministic: its passes are cut up")
         if self.draft.model.startswith("demo:"):
             raise ValueError("draft.kind 'hidden_states' needs a draft.model that outrider distill, or somebody, made")
         if self.target.tensor_parallel_size > 1:

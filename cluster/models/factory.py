@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from actors.engines.protocol import DraftModel, TargetModel
 from actors.errors import ConfigError, ModelMismatchError
+from actors.settings import MemorySettings
 from actors.text.answer_comparison import TOLERANCE
 from actors.text.codec import TextCodec
 from actors.text.emulated_codec import EmulatedCodec
@@ -182,6 +183,8 @@ def draft_model(config: DeploymentConfig) -> DraftModel:
 
 
 def _model_draft(config: DeploymentConfig) -> DraftModel:
+    if config.draft.kind == "suffix":
+        return _suffix_draft(config)
     if config.draft.kind == "retokenised":
         return _retokenised_draft(config)
     if config.draft.kind == "hidden_states":
@@ -237,6 +240,14 @@ def _lookup_draft(config: DeploymentConfig) -> DraftModel:
     return PromptLookupDraft(config.resolved_draft(), lookup)
 
 
+def _suffix_draft(config: DeploymentConfig) -> DraftModel:
+    from actors.engines.lookup.suffix_draft import SuffixDraft
+    from actors.engines.lookup.suffix_memory import SuffixMemory, suffix_caches
+
+    memory = SuffixMemory(config.draft.memory or MemorySettings(), suffix_caches())
+    return SuffixDraft(config.resolved_draft(), memory)
+
+
 def _retokenised_draft(config: DeploymentConfig) -> DraftModel:
     from actors.engines.transformers.retokenised_draft import RetokenisedDraft
     from cluster.models.references import load_tokenizer
@@ -285,10 +296,15 @@ def target_fingerprint(config: DeploymentConfig) -> str:
 def prepare(config: DeploymentConfig, progress: Progress | None = None) -> None:
     """Fetch what the models need, and see that they fit together, before anything is started.
 
-    Raises ModelNotFoundError, or ModelMismatchError when draft and target have different vocabularies.
+    Raises ModelNotFoundError, ModelMismatchError when draft and target have different vocabularies, or ConfigError when
+    a library that the draft needs is missing.
     """
     if config.target.engine == "emulated":
         return
+    if config.draft.kind == "suffix":
+        from actors.engines.lookup.suffix_memory import suffix_caches
+
+        suffix_caches()
     from cluster.models.references import fetch
 
     references = [config.target.model] + ([config.draft.model] if config.draft.kind in _OWN_MODEL else [])

@@ -2,7 +2,7 @@
 
 Token ids go in and come out, with the server's best log-probabilities at temperature 1; both servers take a seed per
 request, so the draws are theirs and can be had again. Outrider tells ids as an extension (`speculation.tokens`), vLLM
-with `return_token_ids` and `return_tokens_as_token_ids`; either ignores the other's fields.
+with `return_token_ids` and `return_tokens_as_token_ids`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ _PROBE_TOKENS, _PROBE_TEMPERATURE = 8, 0.5
 _TOLERANCE = 0.5
 """Nats: weights in bfloat16 or 8 bits are off by a tenth of it, another model by several times as much."""
 
+OUTRIDERS_IDS: dict[str, Any] = {"speculation": {"tokens": True}}
+VLLMS_IDS: dict[str, Any] = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+"""What makes either server tell token ids; each refuses or ignores the other's."""
+
 
 class DistantTarget:
     """Samples of a server (see sampler.Source). Make it, then `check` it against the target's own weights.
@@ -61,6 +65,8 @@ class DistantTarget:
         self.url = server_root(url)
         self._answer, self._context, self._top = answer, context, top
         self._model, self._concurrency = model, concurrency
+        self._is_outrider = False
+        """Told by its card of the model, in `check`."""
         self.retries, self._pause_s = retries, pause_s
         self._key = header_value(key) if key else None
         self._timeout = httpx.Timeout(limit_s, connect=CONNECT_LIMIT_S)
@@ -120,6 +126,7 @@ class DistantTarget:
             self._model = names[0]
         if self._model not in names:
             raise ConfigError(f"{self.url} serves {', '.join(names) or 'no model'}: say which one with --served-model")
+        self._is_outrider = told[names.index(self._model)].get("owned_by") == "outrider"
         found = told[names.index(self._model)].get("vocabulary_fingerprint")
         if found and fingerprint and found != fingerprint:
             raise ConfigError(f"{self.url} serves {self._model}, whose vocabulary is not the target's")
@@ -161,9 +168,7 @@ class DistantTarget:
             **NEUTRAL,
             "seed": seed,
             "logprobs": min(self._top, MOST_LOGPROBS),
-            "return_token_ids": True,
-            "return_tokens_as_token_ids": True,
-            "speculation": {"tokens": True},
+            **(OUTRIDERS_IDS if self._is_outrider else VLLMS_IDS),
         }
 
     async def _request(self, http: httpx.AsyncClient, method: str, path: str, body: Any) -> Any:

@@ -78,7 +78,9 @@ def serve(
     ],
     draft: Annotated[
         str | None,
-        typer.Option(help="With MODEL: the draft's model, `prompt_lookup` or `none`. Default: prompt_lookup."),
+        typer.Option(
+            help="With MODEL: the draft's model, `prompt_lookup`, `suffix` or `none`. Default: prompt_lookup."
+        ),
     ] = None,
     api_key: Annotated[str | None, typer.Option(help="With MODEL: the key that clients must send.")] = None,
     name: Annotated[

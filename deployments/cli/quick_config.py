@@ -16,8 +16,8 @@ import yaml
 from actors.errors import ConfigError
 from cluster.config.deployment import DeploymentConfig, load_config
 
-WITHOUT_MODEL = ("none", "prompt_lookup")
-"""Drafts that are no model; the second one guesses from the prompt and the answer."""
+WITHOUT_MODEL = ("none", "prompt_lookup", "suffix")
+"""Drafts that are no model: prompt_lookup guesses from the prompt and the answer, suffix from earlier answers too."""
 IMPORT_PATH = "deployments.app:build"
 Raw = dict[str, Any]
 
@@ -30,7 +30,7 @@ def is_file(reference: str) -> bool:
 def settings_of(model: str, draft: str | None, name: str | None, changes: Sequence[str]) -> Raw:
     """The settings of a deployment of `model`.
 
-    draft: a model, `prompt_lookup` or `none`; None: prompt lookup, which fits every model and needs no other.
+    draft: a model, `prompt_lookup`, `suffix` or `none`; None: prompt lookup, which fits every model and needs no other.
     name: what clients call the model; None: its hub id, or its folder's name. changes: KEY=VALUE, with dots in the key.
     Raises ConfigError for a change that is none.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from actors.engines.lookup.prompt_lookup import LookupSettings, PromptLookupDraft
-from actors.engines.protocol import DraftModel, Expand, FeatureReader, ModelCard, Ranked
+from actors.engines.protocol import DraftModel, Expand, FeatureReader, ModelCard, Ranked, ReportsFacts
 from actors.features import Features
 from actors.messages import OpenSequence
 from actors.settings import DraftSettings
@@ -24,6 +24,10 @@ class PredictedDraft:
 
     def card(self) -> ModelCard:
         return self._draft.card()
+
+    def facts(self) -> dict[str, float]:
+        """The draft's own."""
+        return self._draft.facts() if isinstance(self._draft, ReportsFacts) else {}
 
     def open(self, opening: OpenSequence) -> None:
         """Take a sequence. Raises what the draft raises."""
@@ -52,6 +56,10 @@ class PredictedDraft:
         """See protocol.FeatureReader; a draft that reads none drops them."""
         if isinstance(self._draft, FeatureReader):
             self._draft.read_features(sequence, features)
+
+    def feature_counts(self) -> dict[str, float]:
+        """See protocol.FeatureReader."""
+        return self._draft.feature_counts() if isinstance(self._draft, FeatureReader) else {}
 
     def expand(self, requests: Sequence[Expand]) -> list[Ranked]:
         """Chains of the prediction where it goes on from a prefix, and the draft's own answers elsewhere."""

@@ -149,6 +149,10 @@ class FeatureDraft(TransformersDraft):
         if first is not None and first < session.cached:
             session.stale = first if session.stale is None else min(first, session.stale)
 
+    def feature_counts(self) -> dict[str, float]:
+        """See protocol.FeatureReader."""
+        return {"features_read": float(self.told), "features_dropped": float(self.dropped)}
+
     @property
     def _feature_cache(self) -> FeatureCache:
         assert isinstance(self._cache, FeatureCache)  # FeatureLM made it

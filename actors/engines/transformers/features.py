@@ -73,10 +73,11 @@ class FeatureTap:
     def attach(self, rows: Sequence[Row], results: Sequence[VerificationResult | None]) -> None:
         """Put into the results of the pass that was just run the features of all that each commits.
 
-        Those of a prompt's earlier chunks come with the first result. A pass that was replayed from a recording is
-        not read: its results have none.
+        Those of a prompt's earlier chunks come with the first result. A pass that was replayed from a recording, or cut
+        into several, is not read: its results have none.
         """
-        if len(self._states) < len(self._layers):
+        whole = sum(len(row.tokens) for row in rows)
+        if [states.shape[1] for states in self._states.values()] != [whole] * len(set(self._layers)):
             return
         committed = [_committed(row, result)[-NEWEST:] for row, result in zip(rows, results, strict=True)]
         first = 0

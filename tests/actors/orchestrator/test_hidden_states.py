@@ -65,7 +65,7 @@ async def test_the_draft_is_told_and_the_answers_stay(start) -> None:
     assert speculated == plain
     assert proposed > 0
     assert draft.told > 0
-    assert draft.dropped == 0
+    assert draft.feature_counts() == {"features_read": float(draft.told), "features_dropped": 0.0}
 
 
 @pytest.mark.timeout(60)

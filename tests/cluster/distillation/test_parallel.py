@@ -16,6 +16,7 @@ from cluster.distillation.parallel import Alone, launched
 from cluster.distillation.run import assist, distill
 from deployments.runtime.local import free_port
 
+ROOT = Path(__file__).parents[3]
 SETTINGS = settings(batch=7, max_steps=12, vocabulary=40)
 """Batches do not divide evenly between two."""
 
@@ -40,10 +41,11 @@ def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
     """
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     shared["ACCELERATE_USE_CPU"] = "true"
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support")))  # as pytest has it
     processes = [
         subprocess.Popen(
             [sys.executable, __file__, str(tmp_path / "two")],
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env={**os.environ, **shared, "PYTHONPATH": path, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

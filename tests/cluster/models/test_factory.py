@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,8 @@ def test_a_draft_that_reads_hidden_states_is_built_for_its_target(tmp_path: Path
             config(rule=rule)
     with pytest.raises(ConfigError, match="vLLM worker"):
         config(target={"engine": "vllm", "model": target, "settings": {"context": 64}})
+    with pytest.raises(ConfigError, match="passes are cut up"):
+        config(target={"model": target, "deterministic": True, "settings": {"context": 64}})
     with pytest.raises(ConfigError, match="tensor-parallel"):
         config(target={"model": target, "tensor_parallel_size": 2, "settings": {"context": 64}})
     with pytest.raises(ConfigError, match=r"draft\.model"):
@@ -165,6 +168,19 @@ def test_lookup_settings_are_checked() -> None:
     assert card.vocabulary == 0
     with pytest.raises(ConfigError, match="engine_kwargs"):
         draft_model(load_config({"draft": {"kind": "prompt_lookup", "engine_kwargs": {"size": 3}}}))
+
+
+def test_a_missing_suffix_library_is_found_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "arctic_inference.suffix_decoding", None)
+    config = load_config({"draft": {"kind": "suffix", "memory": {"tokens": 1000}}})
+    for build in (prepare, draft_model):
+        with pytest.raises(ConfigError, match=r"pip install 'outrider\[suffix\]'$"):
+            build(config)
+
+
+def test_a_memory_is_for_suffix_drafts() -> None:
+    with pytest.raises(ConfigError, match=r"draft\.memory is for drafts of kind 'suffix', not 'model'"):
+        load_config({"draft": {"memory": {}}})
 
 
 def test_pinning_keeps_to_what_there_is(caplog: pytest.LogCaptureFixture) -> None:
@@ -208,3 +224,9 @@ def test_a_thread_may_step_back_for_others() -> None:
     thread.start()
     thread.join()
     assert seen == [max(5 - os.getpriority(os.PRIO_PROCESS, 0), 0)]  # nobody is set forward
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_what_was_said_is_no_draft_for_rules_that_draw_with_the_same_noise(rule: str) -> None:
+    with pytest.raises(ConfigError, match=r"draft\.kind 'suffix' goes with rule 'coupled' or 'typical'"):
+        load_config({"rule": rule, "draft": {"kind": "suffix"}})

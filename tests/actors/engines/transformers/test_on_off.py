@@ -23,6 +23,10 @@ TOKENS = 12
 
 @pytest.fixture(scope="module")
 def target() -> TransformersTarget:
+    return small_target()
+
+
+def small_target() -> TransformersTarget:
     backend = TARGET._tokenizer.backend_tokenizer
     grammars = GrammarCompiler(backend.to_str(), TARGET.vocabulary, (0,))
     return TransformersTarget(llama(TARGET, 0), TargetSettings(slots=16, context=96), grammars)
