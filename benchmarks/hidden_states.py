@@ -29,9 +29,9 @@ from actors.engines.transformers.target import TransformersTarget
 from actors.messages import CommitUpdate, OpenSequence
 from actors.settings import SamplingSettings, TargetSettings
 from actors.text.codec import TextCodec
-from benchmarks.cpu_block import provenance
 from benchmarks.draft import CONTEXT, chat_prompts, step_seconds
 from benchmarks.support.prompt_sets import own_prompts
+from benchmarks.support.provenance import heading
 from cluster.distillation.evaluation import Agreement
 from cluster.distillation.feature_appraisal import DEPTHS, agreement_by_depth, feature_acceptance
 from cluster.models import references, weights
@@ -51,28 +51,33 @@ def feature_step_seconds(model: FeatureLM, rows: int, rounds: int) -> float:
     return statistics.median(seconds[1:])
 
 
-def pass_seconds(target: TransformersTarget, sequences: int, rounds: int) -> tuple[float, bytes]:
-    """Median time of a pass of one token for each of `sequences`, and its commits as bytes."""
+def pass_seconds(targets: Sequence[TransformersTarget], sequences: int, rounds: int) -> list[tuple[float, bytes]]:
+    """Of each target: the median time of a pass of one token for each of `sequences`, and its commits as bytes.
+
+    The targets take turns, so that what else the machine does falls on all of them.
+    """
     prompt = tuple(range(100, 100 + CONTEXT))
-    for slot in range(sequences):
-        target.attach(slot, OpenSequence(f"s{slot}", prompt, SamplingSettings(temperature=0), 0))
-        target.forward([Row(slot, prompt, 0, decide=False)])
+    for target in targets:
+        for slot in range(sequences):
+            target.attach(slot, OpenSequence(f"s{slot}", prompt, SamplingSettings(temperature=0), 0))
+            target.forward([Row(slot, prompt, 0, decide=False)])
     rows = [Row(slot, (7,), CONTEXT) for slot in range(sequences)]
-    seconds, commits = [], []
+    seconds: list[list[float]] = [[] for _ in targets]
+    commits: list[list[CommitUpdate]] = [[] for _ in targets]
     for _ in range(rounds + 1):
-        start = time.perf_counter()
-        results = target.forward(rows)
-        seconds.append(time.perf_counter() - start)
-        commits = [CommitUpdate(r.sequence, r.position, r.tokens, features=r.features) for r in results if r]
-    for slot in range(sequences):
-        target.detach(slot)
-    return statistics.median(seconds[1:]), pickle.dumps(commits, pickle.HIGHEST_PROTOCOL)
+        for n, target in enumerate(targets):
+            start = time.perf_counter()
+            results = target.forward(rows)
+            seconds[n].append(time.perf_counter() - start)
+            commits[n] = [CommitUpdate(r.sequence, r.position, r.tokens, features=r.features) for r in results if r]
+    mails = [pickle.dumps(mail, pickle.HIGHEST_PROTOCOL) for mail in commits]
+    return [(statistics.median(times[1:]), mail) for times, mail in zip(seconds, mails, strict=True)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draft", type=Path, required=True)
-    parser.add_argument("--prompts", type=int, default=64, help="most prompts of each kind")
+    parser.add_argument("--prompts", type=int, default=64, help="most prompts of each kind; 0: costs alone")
     parser.add_argument("--tokens", type=int, default=64, help="longest greedy answer")
     parser.add_argument("--sequences", type=int, default=64, help="in the pass whose messages are weighed")
     parser.add_argument("--lookahead", type=int, default=4)
@@ -80,10 +85,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
-    print(provenance(f"{options.draft} for {references.DEMO_TARGET}"))
+    print(heading(f"{options.draft} for {references.DEMO_TARGET}"))
 
     target = weights.load_model(references.DEMO_TARGET)
     draft = weights.load_feature_draft(str(options.draft), references.DEMO_TARGET)
+    if options.prompts:
+        print_agreement(target, draft, options)
+    print_costs(target, draft, options)
+    return 0
+
+
+def print_agreement(target: weights.CausalLM, draft: FeatureLM, options: argparse.Namespace) -> None:
+    """By kind and depth."""
     codec = TextCodec(references.load_tokenizer(references.DEMO_TARGET))
     kinds = {kind: chat_prompts(codec, prompts[: options.prompts]) for kind, prompts in own_prompts().items()}
     print(f"\n{'kind':<16}" + "".join(f"{f'depth {n + 1}':>9}" for n in range(DEPTHS)) + "   untold  tokens  per pass")
@@ -107,8 +120,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     columns = zip(*every, strict=True)
     pooled = [Agreement(sum(a.agreed for a in column), sum(a.tokens for a in column)) for column in columns]
     print(f"{'all':<16}{shares(pooled)}{pooled[0].tokens:>8}    ± {pooled[0].error:.3f}")
-    print_costs(target, draft, options)
-    return 0
 
 
 def shares(found: Sequence[Agreement]) -> str:
@@ -123,9 +134,9 @@ def print_costs(target: weights.CausalLM, draft: FeatureLM, options: argparse.Na
         own, other = feature_step_seconds(draft, rows, options.rounds), step_seconds(demo, rows, options.rounds)
         print(f"step, {rows} rows: {own * 1e3:.1f}; the demo draft's: {other * 1e3:.1f}")
     settings = TargetSettings(slots=options.sequences, context=CONTEXT + 8)
-    bare, small = pass_seconds(TransformersTarget(target, settings), options.sequences, options.rounds)
     tap = FeatureTap(target.module, draft.module.shape.layers, draft.module.fc.weight)
-    fed, large = pass_seconds(TransformersTarget(target, settings, features=tap), options.sequences, options.rounds)
+    pair = (TransformersTarget(target, settings), TransformersTarget(target, settings, features=tap))
+    (bare, small), (fed, large) = pass_seconds(pair, options.sequences, options.rounds)
     tap.close()
     started = time.perf_counter()
     for _ in range(options.rounds):

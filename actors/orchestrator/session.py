@@ -87,8 +87,9 @@ class Session:
         if self.alternatives is not None:
             self.alternatives.extend(result.alternatives)
         self.ended = result.finish is not None
+        features, result.features = result.features, None  # a reader that falls behind need not keep them
         self.events.put_nowait(result)
-        return CommitUpdate(result.sequence, result.position, result.tokens, result.declined, result.features)
+        return CommitUpdate(result.sequence, result.position, result.tokens, result.declined, features)
 
     async def step(self) -> Delta:
         """The next step of the answer: all that was decided since the last one.

@@ -238,6 +238,7 @@ class Scheduler:
         if finish is None:
             self._model.record(sequence.slot, tokens)
         else:
+            result.features = None  # nobody drafts after the end
             del self._running[result.sequence]
             self._release(sequence)
 

@@ -35,6 +35,11 @@ class FeatureCache(SlotCache):
         self.features = keys.new_zeros(keys.shape[0], keys.shape[2], width)
         self.told = torch.zeros(keys.shape[0], keys.shape[2], dtype=torch.bool, device=keys.device)
 
+    @property
+    def size_in_bytes(self) -> int:
+        """See SlotCache."""
+        return super().size_in_bytes + self.features.nbytes + self.told.nbytes
+
     def forget(self, slot: int) -> None:
         """Another sequence takes the slot."""
         self.features[slot] = 0

@@ -50,6 +50,19 @@ def test_a_draft_is_made_and_loads_as_a_draft(place: Path) -> None:
     assert loaded.run(cache, [SlotRow(0, (3, 4), 0)], [1]).shape == (1, 24)
 
 
+def test_a_draft_that_reads_hidden_states_is_made_and_served_as_such(place: Path) -> None:
+    result = runner.invoke(app, command(place, "reader", "--kind", "hidden_states", "--layers", "1"))
+    assert result.exit_code == 0, result.output
+    assert f"draft.model: {place / 'reader'}, draft.kind: hidden_states" in result.output
+    loaded = weights.load_feature_draft(str(place / "reader"), str(place / "target"), device="cpu")
+    assert loaded.vocabulary is not None
+    assert len(loaded.vocabulary) == 24
+    assert loaded.fingerprint == weights.load_model(str(place / "target"), device="cpu").fingerprint
+    refused = runner.invoke(app, command(place, "two", "--kind", "hidden_states"))  # of two layers
+    assert refused.exit_code == 2
+    assert "has one layer" in refused.output
+
+
 def test_the_next_draft_begins_from_the_last_and_is_tried_on_prompts_of_its_own(place: Path) -> None:
     assert runner.invoke(app, command(place, "first")).exit_code == 0
     held = place / "held.json"
