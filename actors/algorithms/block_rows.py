@@ -20,7 +20,7 @@ from actors.algorithms.types import Block
 from actors.errors import OutriderError
 from actors.messages import Support
 
-FEW_BLOCKS = 6
+FEW_BLOCKS = 16
 """Fewer blocks than this are filtered one by one on a CPU: some thirty calls for all of them together cost more."""
 
 
