@@ -18,9 +18,9 @@ from deployments.orchestrator.deployment import OrchestratorReplica
 from deployments.runtime.ray_internals import with_version
 from deployments.tiers.deployment import TierReplica
 
-HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 1.0, 5.0
+HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 1.0, 10.0
 """Of ingress and orchestrators; three failures in a row, and Serve replaces a replica. They do nothing that takes long,
-so that one whose event loop has not turned for a quarter of a minute has come to an end."""
+so that one whose event loop has not turned for half a minute has come to an end."""
 HEALTH_SLACK_S = 5.0
 """A replica answers for its actor, so that it gets a little longer than the actor."""
 DRAIN_SLACK_S = 5.0
