@@ -65,8 +65,8 @@ class DistantTarget:
         self.url = server_root(url)
         self._answer, self._context, self._top = answer, context, top
         self._model, self._concurrency = model, concurrency
-        self._is_outrider = False
-        """Told by its card of the model, in `check`."""
+        self._is_outrider: bool | None = None
+        """Told by its card of the model, which is looked up once."""
         self.retries, self._pause_s = retries, pause_s
         self._key = header_value(key) if key else None
         self._timeout = httpx.Timeout(limit_s, connect=CONNECT_LIMIT_S)
@@ -83,6 +83,8 @@ class DistantTarget:
         Raises UnavailableError when a request fails for good, or what the server refuses it with.
         """
         seeds = torch.randint(2**31, (len(prompts),), generator=generator).tolist()
+        if self._is_outrider is None:
+            asyncio.run(self._look_up(""))
         return asyncio.run(self._all([(*prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)], go_on))
 
     def check(self, target: Target, prompt: Ids) -> None:
