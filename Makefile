@@ -24,7 +24,8 @@ $(STAMP): pyproject.toml constraints.txt
 venv: $(STAMP)  ## the virtual environment that all other targets use
 
 # One process for all tests of the Ray cluster, which mostly wait, and others for the rest (tests/conftest.py shares out).
-SHARED := --dist loadfile
+# A process that dies ends the run: its tests would be waited for.
+SHARED := --dist loadfile --max-worker-restart 0
 test: $(STAMP) lint types  ## lint, types and the whole test suite
 	$(BIN)/pytest -n 3 $(SHARED) --no-loadscope-reorder $(ARGS)
 

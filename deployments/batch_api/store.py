@@ -56,8 +56,9 @@ class BatchStore:
             raise
 
     def close(self) -> None:
-        """Close the database."""
-        self._database.close()
+        """Close the database, when what other threads have begun is done: SQLite crashes if it is closed under them."""
+        with self._lock:
+            self._database.close()
 
     def now(self) -> float:
         """Unix seconds."""

@@ -6,6 +6,8 @@ import asyncio
 import json
 import multiprocessing
 import random
+import sqlite3
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -509,3 +511,25 @@ def _file(folder: Path, content: bytes) -> Path:
 
 async def _unused(route: str, body: dict[str, Any], owner: str) -> tuple[str, dict[str, Any]]:
     raise AssertionError("nothing is asked")
+
+
+def test_closing_waits_for_what_another_thread_has_begun(tmp_path: Path) -> None:
+    """SQLite ends the process if it is closed in the middle of a statement."""
+    store = BatchStore(tmp_path)
+    inside, may_end = threading.Event(), threading.Event()
+
+    def change() -> None:
+        with store._transaction() as database:
+            inside.set()
+            may_end.wait()
+            database.execute("SELECT 1")
+
+    changing, closing = threading.Thread(target=change), threading.Thread(target=store.close)
+    changing.start()
+    inside.wait()
+    closing.start()
+    may_end.set()
+    changing.join()
+    closing.join()
+    with pytest.raises(sqlite3.ProgrammingError):
+        store.held_bytes("")
