@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +21,9 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
 import pytest
 from collector import collector
@@ -278,7 +281,8 @@ def test_a_request_is_one_trace_through_all_parts(observed: Observed) -> None:
 
 
 def test_observe(observed: Observed) -> None:
-    """`outrider observe` starts a Prometheus beside the running application, prints links, and ends with Ctrl-C."""
+    """`outrider observe` starts a Prometheus beside the running application, prints where a page of links
+    is, and ends with Ctrl-C."""
     from deployments.runtime.local import free_port
 
     url = f"http://127.0.0.1:{(port := free_port())}"
@@ -292,8 +296,13 @@ def test_observe(observed: Observed) -> None:
             assert process.stdout is not None
             printed = "".join(itertools.takewhile(lambda line: line != "Ctrl-C ends it.\n", process.stdout))
             assert f"Prometheus  {url}\n" in printed
+            assert max(map(len, printed.splitlines())) < 160  # the queries' links are kilobytes long
+            where = re.search(r"^Dashboards  (file://\S+)", printed, re.MULTILINE)
+            assert where is not None
+            page = Path(urlparse(where[1]).path).read_text(encoding="utf-8")
+            assert page.count(f'<a href="{url}/graph?g0.expr=') == len(all_dashboards())
             for model in all_dashboards():
-                assert f"{model['title']}\n  {url}/graph?g0.expr=" in printed
+                assert f">{model['title']}</a>" in page
             assert eventually(lambda: ask(url, 'up{job="outrider"} == 1'), 30)
             process.send_signal(signal.SIGINT)
             assert process.wait(30) == 0
